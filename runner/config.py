@@ -151,15 +151,21 @@ class StrategyConfig:
 
 @dataclass(frozen=True, config=_STRICT)
 class PromptsConfig:
-    """Where the prompts come from: ``path`` (JSONL), else ``items``, else the ``needle`` generator."""
+    """Where the prompts come from: ``path`` (JSONL), else ``items``, else the ``needle`` generator.
+
+    ``count`` questions about documents of ``tokens`` tokens that hold ``facts`` keyed facts each, at
+    ``depths`` (0 is the beginning, 1 the end), are what ``needle`` makes. ``limit`` takes the first prompts
+    only; ``kind``, ``pattern`` and ``system`` hold for every prompt that does not say otherwise.
+    """
 
     name: str = "needle"
     path: str | None = None
     items: list[Any] = field(default_factory=list)
     count: Count = 8
-    tokens: Annotated[int, Field(ge=64)] = 1000
-    facts: Count = 1
-    depths: list[Share] = field(default_factory=lambda: [0.1, 0.9])
+    tokens: Annotated[int, Field(ge=128)] = 1000
+    facts: Count = 4
+    depths: list[Share] = field(default_factory=lambda: [0.1, 0.35, 0.6, 0.85])
+    seed: Annotated[int, Field(ge=0)] = 0
     limit: Count | None = None
     kind: AnswerKind | None = None
     pattern: str | None = None
@@ -240,7 +246,7 @@ class JobConfig:
 
 def defaults() -> dict[str, Any]:
     """Every key of a job with its default, for Hydra to compose over."""
-    return asdict(JobConfig())  # type: ignore[call-overload, no-any-return]
+    return asdict(JobConfig())
 
 
 def parse(cls: type[Any], values: dict[str, Any]) -> Any:

@@ -1,0 +1,145 @@
+"""``python -m runner [overrides]``: compose, plan, run, vote, write; ``-m`` sweeps."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
+from omegaconf import DictConfig
+from rich.console import Console
+
+from runner import cli
+from runner.errors import ConfigError, Interrupted, KvswarmError, PlanRefusedError
+
+if TYPE_CHECKING:
+    from runner.job import JobResult
+    from runner.session import Session
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    """A job of this command: its result, or the error it ended with."""
+
+    overrides: str
+    folder: Path
+    result: JobResult | None = None
+    error: Exception | None = None
+
+    def line(self) -> str:
+        """The one line that a sweep ends with."""
+        name = self.overrides or "(defaults)"
+        if self.result is None:
+            word = "refused" if isinstance(self.error, PlanRefusedError) else "failed"
+            return f"{word:8} {name}: {self.error}"
+        known = self.result.accuracy is not None
+        vote = (
+            f", vote {self.result.accuracy:.2f}, single {self.result.mean_worker_accuracy:.2f}"
+            if known
+            else ""
+        )
+        return f"{'done':8} {name}: {self.result.prompts} prompts in {self.result.seconds:.1f} s{vote}"
+
+
+class _Command:
+    """The jobs of one command line, one after the other, with the model kept between them."""
+
+    def __init__(self) -> None:
+        self.console = Console()
+        self.outcomes: list[_Outcome] = []
+        self.sweep = False
+        self._session: Session | None = None
+
+    def __call__(self, config: DictConfig) -> None:
+        from runner.interrupt import stop_on_interrupt
+        from runner.job import run_job
+        from runner.report.terminal import View
+        from runner.session import Session
+
+        self._session = self._session or Session()
+        hydra_config = HydraConfig.get()
+        self.sweep = hydra_config.mode == RunMode.MULTIRUN
+        overrides = list(hydra_config.overrides.task)
+        folder = Path(hydra_config.runtime.output_dir)
+        view = View(self.console)
+        try:
+            job = cli.to_job(config)
+            with stop_on_interrupt() as stopping:
+                result = run_job(job, folder, self._session, view, overrides=overrides, stopping=stopping)
+        except Interrupted:
+            view.votes()
+            # Not an Exception: Hydra's launcher would go on to the next job.
+            raise KeyboardInterrupt from None
+        except KvswarmError as error:
+            if not self.sweep:
+                raise
+            self._ended(overrides, folder, error=error)
+        except Exception as error:
+            if not self.sweep:
+                raise
+            _log.exception("this job failed in a way that is not yours to mend; please report it")
+            self._ended(overrides, folder, error=error)
+        else:
+            view.votes()
+            self._ended(overrides, folder, result=result)
+
+    def _ended(
+        self,
+        overrides: list[str],
+        folder: Path,
+        *,
+        result: JobResult | None = None,
+        error: Exception | None = None,
+    ) -> None:
+        outcome = _Outcome(" ".join(overrides), folder, result, error)
+        self.outcomes.append(outcome)
+        if self.sweep and error is not None:
+            sys.stderr.write(f"error: {error}\n")
+
+    def summary(self) -> None:
+        """One line a job, and where the tables are."""
+        for outcome in self.outcomes:
+            self.console.print(outcome.line(), highlight=False, markup=False, soft_wrap=True)
+        if self.outcomes:
+            folder = self.outcomes[0].folder.parent if self.sweep else self.outcomes[0].folder / "tables"
+            self.console.print(f"tables: {_near(folder)}", highlight=False, markup=False, soft_wrap=True)
+
+    def status(self) -> int:
+        """Non-zero where a job failed, or where none of several was done; a refused cell is a result."""
+        if any(o.error is not None and not isinstance(o.error, PlanRefusedError) for o in self.outcomes):
+            return 1
+        refused = bool(self.outcomes) and all(outcome.result is None for outcome in self.outcomes)
+        return ConfigError.exit_status if refused else 0
+
+    def close(self) -> None:
+        """Free the model."""
+        if self._session is not None:
+            self._session.close()
+
+
+def _near(folder: Path) -> Path:
+    try:
+        return folder.relative_to(Path.cwd())
+    except ValueError:
+        return folder
+
+
+def main() -> int:
+    """Run the command line; the exit status."""
+    command = _Command()
+    try:
+        status = cli.run_hydra(command)
+        command.summary()
+        return status or command.status()
+    finally:
+        command.close()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,135 @@
+"""What every command line shares: plain integers for groups, errors in one line, and what a typo could be."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import os
+import re
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import hydra
+from hydra.core.config_store import ConfigStore
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from runner.config import JobConfig, conf_dir, defaults, parse
+from runner.errors import ConfigError, KvswarmError
+
+_NUMBER = re.compile(r"[+-]?\d+")
+_SLUG = re.compile(r"[^A-Za-z0-9_.,=+-]+")
+_LONGEST_FOLDER = 120
+
+
+def rewrite(arguments: Sequence[str]) -> list[str]:
+    """Arguments as a person types them, turned into what Hydra takes.
+
+    ``swarm_size=5`` becomes ``swarm_size.workers=5``: Hydra refuses an integer as a group's option. An
+    ``experiment=NAME`` is optional, so Hydra wants it as ``+experiment=NAME``.
+
+    Raises:
+        ConfigError: ``swarm_size`` mixes integers and named options.
+    """
+    return [_rewrite(argument) for argument in arguments]
+
+
+def _rewrite(argument: str) -> str:
+    key, equals, value = argument.partition("=")
+    if key == "experiment" and equals:
+        return f"+{argument}"
+    if key != "swarm_size" or not equals:
+        return argument
+    values = [part.strip() for part in value.split(",")]
+    numbers = [bool(_NUMBER.fullmatch(part)) for part in values]
+    if all(numbers) or value.startswith("range("):
+        return f"swarm_size.workers={value}"
+    if any(numbers):
+        raise ConfigError(
+            f"swarm_size={value} mixes numbers and named options; write one kind, for example 1,3,5"
+        )
+    return argument
+
+
+def run_hydra(task: Callable[[DictConfig], Any], config_name: str = "config") -> int:
+    """Compose from the command line and run ``task`` for it; the exit status.
+
+    Every error that a person can make ends as one line on stderr.
+    """
+    # Hydra would print a traceback's tail of its own; with this it lets the exception through to us.
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    try:
+        sys.argv[1:] = rewrite(sys.argv[1:])
+        ConfigStore.instance().store(name="schema", node=defaults())
+        OmegaConf.register_new_resolver("folder_name", folder_name, replace=True)
+        hydra.main(version_base="1.3", config_path=str(conf_dir().resolve()), config_name=config_name)(task)()
+    except KvswarmError as error:
+        return complain(str(error), error.exit_status)
+    except (HydraException, OmegaConfBaseException) as error:
+        return complain(explain(error), ConfigError.exit_status)
+    except KeyboardInterrupt:
+        return complain("interrupted", 130)
+    except OSError as error:
+        return complain(
+            f"{error.filename or 'a file'} cannot be used: {error.strerror or error}; choose another", 2
+        )
+    return 0
+
+
+def to_job(config: DictConfig) -> JobConfig:
+    """What Hydra composed, as checked dataclasses.
+
+    Raises:
+        ConfigError: names the first key that is wrong.
+    """
+    job: JobConfig = parse(JobConfig, OmegaConf.to_container(config, resolve=True))  # type: ignore[arg-type]
+    return job
+
+
+def complain(message: str, status: int) -> int:
+    """Print one line on stderr and give the exit status back."""
+    sys.stderr.write(f"error: {' '.join(message.split())}\n")
+    return status
+
+
+def explain(error: Exception) -> str:
+    """Hydra's or OmegaConf's many lines as one that says what exists."""
+    text = str(error)
+    if match := re.search(r"Could not find '([^']+)/([^'/]+)'", text):
+        options = re.findall(r"^\s+(\S+)$", text.partition("Available options")[2], re.MULTILINE)
+        return f"{match[1]}={match[2]}: there is no such option{_what_exists(match[2], options)}"
+    if match := re.search(r"Could not override '([^']+)'\.\s*No match in the defaults list", text):
+        return f"{match[1]}: there is no such group{_what_exists(match[1], _keys(''))}"
+    if match := re.search(r"(?:Could not override|Error merging override) '?\+*([\w.]+)", text):
+        parent, _, key = match[1].rpartition(".")
+        if "not in struct" in text or "Could not override" in text:
+            return f"{match[1]}: there is no such key{_what_exists(key, _keys(parent))}"
+    lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("See https")]
+    return "; ".join(lines[:2]) or type(error).__name__
+
+
+def _keys(parent: str) -> list[str]:
+    """The keys below a dotted path of the config; of the nearest one that exists."""
+    node: Any = defaults()
+    for part in parent.split(".") if parent else []:
+        node = node.get(part) if isinstance(node, dict) else None
+    return sorted(node) if isinstance(node, dict) else []
+
+
+def _what_exists(wrong: str, options: Sequence[str]) -> str:
+    if not options:
+        return ""
+    near = difflib.get_close_matches(wrong, options, 1)
+    listed = f"here are {', '.join(options)}"
+    return f"; did you mean {near[0]}? T{listed}" if near else f"; t{listed}"
+
+
+def folder_name(overrides: str) -> str:
+    """A job's overrides as one folder's name: no separators, no surprises, never too long for a file system."""
+    slug = _SLUG.sub("_", overrides).strip("_.") or "job"
+    if len(slug) <= _LONGEST_FOLDER and slug == overrides:
+        return slug
+    digest = hashlib.sha256(overrides.encode()).hexdigest()[:8]
+    return f"{slug[: _LONGEST_FOLDER - 9]}-{digest}"

@@ -1,0 +1,1 @@
+"""llama.cpp, and everything that has to know it is llama.cpp."""

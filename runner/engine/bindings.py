@@ -1,0 +1,120 @@
+"""The one door to llama.cpp: no other module imports ``llama_cpp``.
+
+Importing this module starts the backend, takes llama.cpp's log away from stderr, and puts a hook on its
+asserts, which end the process. The modules beside it build on ``lib`` and ``ggml``: :mod:`weights`,
+:mod:`context`, :mod:`sampler` and :mod:`tap` own what llama.cpp allocates and say in exceptions what the C
+API says in return codes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import sys
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+
+import llama_cpp as lib
+
+from runner.errors import EngineError
+
+__all__ = [
+    "KV_TYPE_IDS",
+    "can_offload",
+    "forget_log",
+    "ggml",
+    "last_error",
+    "lib",
+    "on_abort",
+    "recent_log",
+    "version",
+]
+
+KV_TYPE_IDS = {"f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8, "iq4_nl": 20,
+               "bf16": 30}  # fmt: skip
+"""ggml's type number of each KV type (``enum ggml_type``)."""
+
+_log = logging.getLogger("kvswarm.llama")
+_recent: deque[str] = deque(maxlen=400)
+
+
+def _on_log(level: int, text: bytes, _: ctypes.c_void_p) -> None:
+    line = text.decode("utf-8", "replace").rstrip()
+    if line:
+        _recent.append(line)
+        _log.debug("%s", line)
+
+
+_on_abort_hooks: list[Callable[[str], None]] = []
+_abort_callback_type = ctypes.CFUNCTYPE(None, ctypes.c_char_p)
+
+
+def _on_abort(message: bytes) -> None:
+    # The process ends when this returns, so nothing may escape and everything must be flushed here.
+    text = " ".join(message.decode("utf-8", "replace").split())
+    for hook in _on_abort_hooks:
+        hook(text)
+    sys.stderr.write(f"error: llama.cpp stopped this process: {text}\n")
+    sys.stderr.flush()
+    os._exit(EngineError.exit_status)
+
+
+def on_abort(hook: Callable[[str], None]) -> Callable[[], None]:
+    """Call ``hook(message)`` before an engine assert ends the process; call what is returned to remove it."""
+    _on_abort_hooks.append(hook)
+    return lambda: _on_abort_hooks.remove(hook)
+
+
+def _library(name: str) -> ctypes.CDLL:
+    """A shared library that ships beside ``libllama``."""
+    folder = Path(lib.__file__).parent / "lib"
+    suffix = {"darwin": "dylib", "win32": "dll"}.get(sys.platform, "so")
+    found = [p for p in (folder / f"lib{name}.{suffix}", folder / f"{name}.{suffix}") if p.exists()]
+    if not found:
+        raise EngineError(f"{name} is missing beside llama-cpp-python; reinstall llama-cpp-python")
+    return ctypes.CDLL(str(found[0]))
+
+
+ggml = _library("ggml-base")
+ggml.ggml_set_abort_callback.argtypes = [_abort_callback_type]
+ggml.ggml_set_abort_callback.restype = ctypes.c_void_p
+ggml.ggml_op_name.restype = ctypes.c_char_p
+ggml.ggml_nbytes.argtypes = [ctypes.c_void_p]
+ggml.ggml_nbytes.restype = ctypes.c_size_t
+
+# ctypes keeps no reference to a callback it hands to C: these names do.
+_log_callback = lib.llama_log_callback(_on_log)
+_abort_callback = _abort_callback_type(_on_abort)
+lib.llama_log_set(_log_callback, ctypes.c_void_p(0))
+ggml.ggml_set_abort_callback(_abort_callback)
+lib.llama_backend_init()
+
+
+def version() -> str:
+    """Of the Python package and of the llama.cpp inside it."""
+    return f"llama-cpp-python {lib.__version__} ({lib.llama_version().decode()})"
+
+
+def can_offload() -> bool:
+    """Whether this build can put layers on an accelerator."""
+    return bool(lib.llama_supports_gpu_offload())
+
+
+def recent_log(lines: int = 400) -> list[str]:
+    """The last lines that llama.cpp logged, oldest first."""
+    return list(_recent)[-lines:]
+
+
+def forget_log() -> None:
+    """Start a new page, so that :func:`last_error` speaks of what comes next."""
+    _recent.clear()
+
+
+def last_error() -> str:
+    """The line in which llama.cpp says why it gave up, as well as can be told."""
+    telling = [
+        ln for ln in _recent if any(word in ln.lower() for word in ("error", "fail", "invalid", "unknown"))
+    ]
+    return telling[-1] if telling else (_recent[-1] if _recent else "it gave no reason")

@@ -1,0 +1,142 @@
+"""What the engine itself would allocate for a plan, asked of a process that may die and allocates no weights.
+
+llama.cpp's asserts end the process, so the question goes to ``python -m runner.engine.dryrun``: a request in
+JSON on stdin, the log lines that name sizes in JSON on stdout. It loads metadata alone (``no_alloc``) and
+creates the context with the parameters of the real run.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import re
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from runner.engine.context import Context, ContextParams, context_params
+from runner.engine.weights import Weights
+from runner.errors import EngineError
+from runner.planning.plan import DryRun, Plan
+from runner.planning.profile import ModelProfile
+
+_MIB = 2**20
+_TIMEOUT_S = 300
+_CACHE = re.compile(r"llama_kv_cache: size = +([\d.]+) MiB \( *(\d+) cells")
+_STATE = re.compile(r"llama_memory_recurrent: size = +([\d.]+) MiB")
+_BUFFER = re.compile(r" (?:compute|output) buffer size = +([\d.]+) MiB")
+
+
+def dry_run(path: Path, plan: Plan) -> DryRun:
+    """The bytes and cells that llama.cpp would allocate for ``plan`` on the model in ``path``.
+
+    The log has two decimals of MiB. Where the exact formula agrees with them the formula's bytes are
+    returned, else the log's, rounded up.
+
+    Raises:
+        EngineError: the engine refused the parameters or stopped the process; carries what it said.
+    """
+    request = {"path": str(path), "n_gpu_layers": plan.n_gpu_layers, "params": asdict(context_params(plan))}
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "runner.engine.dryrun"],
+            input=json.dumps(request),
+            capture_output=True,
+            text=True,
+            timeout=_TIMEOUT_S,
+        )
+    except subprocess.TimeoutExpired:
+        raise EngineError(f"the dry run of {path} did not end in {_TIMEOUT_S} s; try again") from None
+    if done.returncode != 0:
+        lines = done.stderr.strip().splitlines()
+        said = lines[-1].removeprefix("error: ") if lines else f"exit status {done.returncode}"
+        raise EngineError(
+            f"the dry run of {path.name} failed: {said}; another kv_mode or flash_attn may work"
+        )
+    return parse(json.loads(done.stdout)["lines"], plan)
+
+
+def parse(lines: list[str], plan: Plan) -> DryRun:
+    """The sizes in llama.cpp's log ``lines``, made exact with the formulas of ``plan``'s model.
+
+    Raises:
+        EngineError: the log names no compute buffer, so its format is not the pinned version's.
+    """
+    text = "\n".join(lines)
+    caches = [(float(size), int(cells)) for size, cells in _CACHE.findall(text)]
+    buffers = [float(size) for size in _BUFFER.findall(text)]
+    if not buffers:
+        raise EngineError(
+            "llama.cpp's log names no buffers; reinstall llama-cpp-python at the pinned version"
+        )
+    # A model with sliding layers logs two caches: the full layers' first.
+    cells = caches[0][1] if caches else 0
+    sliding = caches[1][1] if len(caches) > 1 else 0
+    profile = plan.request.profile if plan.request is not None else None
+    return DryRun(
+        kv_bytes=sum(
+            _exact(size, _kv_bytes(profile, plan, n, index)) for index, (size, n) in enumerate(caches)
+        ),
+        recurrent_bytes=sum(
+            _exact(float(size), plan.n_seq_max * profile.state_bytes if profile else None)
+            for size in _STATE.findall(text)
+        ),
+        compute_bytes=sum(_exact(size, None) for size in buffers),
+        cells=cells or plan.cells,
+        sliding_cells=sliding,
+    )
+
+
+def _kv_bytes(profile: ModelProfile | None, plan: Plan, cells: int, index: int) -> int | None:
+    if profile is None:
+        return None
+    full, sliding = (cells, 0) if index == 0 else (0, cells)
+    return profile.kv_bytes(full, sliding, plan.kv_type_k, plan.kv_type_v, flash_attn=plan.flash_attn)
+
+
+def _exact(logged_mib: float, formula: int | None) -> int:
+    """``formula`` where it prints as ``logged_mib``, else the log's figure rounded up; in bytes."""
+    # The log's sum is a C float: 24 bits of it are good.
+    slack = 0.005 + logged_mib * 2**-22
+    if formula is not None and abs(formula / _MIB - logged_mib) <= slack:
+        return formula
+    return math.ceil((logged_mib + slack) * _MIB)
+
+
+class _Sizes(logging.Handler):
+    """Keeps the log lines that name a size."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.DEBUG)
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        line = record.getMessage()
+        if " size = " in line:
+            self.lines.append(line)
+
+
+def _main() -> None:
+    request: dict[str, Any] = json.load(sys.stdin)
+    sizes = _Sizes()
+    log = logging.getLogger("kvswarm.llama")
+    log.setLevel(logging.DEBUG)
+    log.propagate = False
+    log.addHandler(sizes)
+    weights = Weights(Path(request["path"]), n_gpu_layers=request["n_gpu_layers"], no_alloc=True)
+    context = Context(weights, ContextParams(**request["params"]))
+    context.close()
+    weights.close()
+    json.dump({"lines": sizes.lines}, sys.stdout)
+
+
+if __name__ == "__main__":
+    from runner.errors import KvswarmError
+
+    try:
+        _main()
+    except KvswarmError as error:
+        sys.exit(f"error: {error}")

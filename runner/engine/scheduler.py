@@ -1,0 +1,290 @@
+"""Continuous batching of groups: prefill a prompt once, fork it to its workers, decode them together.
+
+One step is one batch: a token for every worker that is decoding, and, where there is room, the next chunk of
+one prompt that is prefilling. With one group in flight (the default) the two never mix and every group starts
+in a cleared cache, so its texts depend on nothing but itself.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from runner.config import SamplingConfig
+from runner.engine.context import Context
+from runner.engine.sampler import log_normalizers, needed, top_candidates
+from runner.engine.sequence import Answer, Generation, Group
+from runner.engine.weights import Weights
+from runner.errors import Interrupted
+
+
+@dataclass
+class Progress:
+    """What the engine is doing, for whoever draws or samples it; written by the scheduler alone."""
+
+    phase: str = "idle"
+    prefill_tokens: int = 0
+    generated_tokens: int = 0
+    active_sequences: int = 0
+    cells_used: int = 0
+    groups_done: int = 0
+    load_s: float = 0.0
+    prefill_s: float = 0.0
+    decode_s: float = 0.0
+
+
+@dataclass
+class _Document:
+    """A document's cells, kept on a sequence of their own while a prompt still needs them."""
+
+    tokens: tuple[int, ...]
+    sequence: int
+    users: int = 0
+    prefilled: int = 0
+    state: bytes | None = None
+
+
+@dataclass
+class _Running:
+    """A group that has been admitted."""
+
+    group: Group
+    document: _Document | None
+    sequence: int
+    started: float
+    asked: int = 0
+    forked: bool = False
+    prefill_tokens: int = 0
+    answers: list[Answer] = field(default_factory=list)
+
+    @property
+    def alive(self) -> list[Answer]:
+        return [answer for answer in self.answers if answer.finish_reason is None]
+
+    def results(self) -> list[Generation]:
+        return [answer.result(self.group, self.prefill_tokens, self.started) for answer in self.answers]
+
+
+@dataclass
+class _Batch:
+    """The rows of the next decode, one entry a token in each list."""
+
+    tokens: list[int] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)
+    sequences: list[int] = field(default_factory=list)
+    outputs: list[bool] = field(default_factory=list)
+
+    def add(self, tokens: Sequence[int], first_position: int, sequence: int) -> None:
+        self.tokens.extend(tokens)
+        self.positions.extend(range(first_position, first_position + len(tokens)))
+        self.sequences.extend([sequence] * len(tokens))
+        self.outputs.extend([False] * len(tokens))
+
+
+class Scheduler:
+    """Runs groups on one context."""
+
+    def __init__(
+        self,
+        weights: Weights,
+        context: Context,
+        sampling: SamplingConfig,
+        *,
+        in_flight: int = 1,
+        stopping: Callable[[], bool] = lambda: False,
+        progress: Progress | None = None,
+    ) -> None:
+        """``stopping`` is asked before every batch; True ends the run with the rows in hand."""
+        self.progress = progress or Progress()
+        self._weights, self._context, self._sampling = weights, context, sampling
+        self._in_flight, self._stopping = in_flight, stopping
+        self._waiting: deque[Group] = deque()
+        self._running: list[_Running] = []
+        self._documents: list[_Document] = []
+        self._free = deque(range(context.params.n_seq_max))
+        self._looked_at = needed(sampling)
+
+    def run(self, groups: Iterable[Group]) -> Iterator[tuple[Group, list[Generation]]]:
+        """Each group with its workers' answers, as groups finish.
+
+        Groups that share a document run next to each other, whatever their order in ``groups``.
+
+        Raises:
+            Interrupted: after the answers in hand, cut short, have been yielded.
+            EngineError: llama.cpp failed; nothing of the groups in flight is yielded.
+        """
+        by_document: dict[object, list[Group]] = {}
+        for group in groups:
+            by_document.setdefault(group.document or id(group), []).append(group)
+        self._waiting.extend(group for same in by_document.values() for group in same)
+        self._context.clear()
+        try:
+            while self._waiting or self._running:
+                if self._stopping():
+                    yield from self._interrupt()
+                    raise Interrupted("interrupted; the rows in hand are written")
+                self._admit()
+                self._step()
+                yield from self._retire()
+        finally:
+            self._abandon()
+
+    # -- one step -------------------------------------------------------------------------------------------
+
+    def _admit(self) -> None:
+        while self._waiting and len(self._running) < self._in_flight:
+            group = self._waiting.popleft()
+            document = self._document_of(group)
+            self._running.append(
+                _Running(
+                    group=group, document=document, sequence=self._free.popleft(), started=time.monotonic()
+                )
+            )
+
+    def _document_of(self, group: Group) -> _Document | None:
+        if not group.document:
+            return None
+        for document in self._documents:
+            if document.tokens == group.document:
+                break
+        else:
+            document = _Document(group.document, self._free.popleft())
+            self._documents.append(document)
+        document.users += 1
+        return document
+
+    def _step(self) -> None:
+        batch = _Batch()
+        sampled = [answer for running in self._running for answer in running.alive]
+        for running in self._running:
+            for answer in running.alive:
+                batch.add(
+                    [answer.tokens[-1]], running.group.prompt_tokens + len(answer.tokens) - 1, answer.sequence
+                )
+                batch.outputs[-1] = True
+        rows = list(range(len(sampled)))
+        prefilling = next((running for running in self._running if not running.forked), None)
+        completes = prefilling is not None and self._add_chunk(prefilling, batch)
+        self._note("decode" if sampled else "prefill")
+
+        began = time.monotonic()
+        logits = self._context.decode(batch.tokens, batch.positions, batch.sequences, batch.outputs)
+        if prefilling is not None and completes:
+            # All workers draw their first token from the prompt's last row, each with its own seed.
+            rows += [len(sampled)] * len(prefilling.group.seeds)
+            sampled += self._fork(prefilling)
+        if sampled:
+            norms, candidates = log_normalizers(logits), top_candidates(logits, self._looked_at)
+            for row, answer in zip(rows, sampled, strict=True):
+                answer.advance(logits[row], candidates[row], norms[row])
+        self._count(time.monotonic() - began, sampled)
+        for answer in sampled:
+            if answer.finish_reason is not None:
+                self._release(answer)
+
+    def _add_chunk(self, running: _Running, batch: _Batch) -> bool:
+        """Add the next prefill tokens of ``running`` to the batch; True where they end its prompt.
+
+        No chunk crosses the end of a document, so that the question's batches are the same whether the
+        document was prefilled for this group or was there already.
+        """
+        room = self._context.params.n_ubatch - len(batch.tokens)
+        document, group = running.document, running.group
+        if document is not None and document.prefilled < len(document.tokens):
+            chunk = document.tokens[document.prefilled : document.prefilled + room]
+            batch.add(chunk, document.prefilled, document.sequence)
+            document.prefilled += len(chunk)
+            completes = False
+        else:
+            if document is not None and running.asked == 0:
+                self._fork_document(document, running.sequence)
+            chunk = group.question[running.asked : running.asked + room]
+            batch.add(chunk, len(group.document) + running.asked, running.sequence)
+            running.asked += len(chunk)
+            completes = running.asked == len(group.question)
+            batch.outputs[-1] = completes
+        running.prefill_tokens += len(chunk)
+        self.progress.prefill_tokens += len(chunk)
+        return completes
+
+    def _fork_document(self, document: _Document, sequence: int) -> None:
+        if self._context.partial_state:
+            # A small sliding-window cache has moved on by the time a second question comes, and shared cells
+            # could never be re-used: every question starts from the state as saved, the first one too.
+            document.state = document.state or self._context.save_partial(document.sequence)
+            self._context.load_partial(document.sequence, document.state)
+        self._context.fork(document.sequence, sequence)
+
+    def _fork(self, running: _Running) -> list[Answer]:
+        """Give each worker the prompt; the first takes over the prompt's own sequence."""
+        if self._context.partial_state:
+            self._context.load_partial(running.sequence, self._context.save_partial(running.sequence))
+        for worker, seed in enumerate(running.group.seeds):
+            sequence = running.sequence if worker == 0 else self._free.popleft()
+            if worker:
+                self._context.fork(running.sequence, sequence)
+            running.answers.append(Answer(self._weights, self._sampling, worker, seed, sequence))
+        running.forked = True
+        return running.answers
+
+    # -- ends -----------------------------------------------------------------------------------------------
+
+    def _release(self, answer: Answer) -> None:
+        self._context.drop(answer.sequence)
+        self._free.append(answer.sequence)
+
+    def _retire(self) -> Iterator[tuple[Group, list[Generation]]]:
+        for running in [r for r in self._running if r.forked and not r.alive]:
+            self._running.remove(running)
+            self._leave_document(running.document)
+            if not self._running and not self._documents:
+                # Freed cells are not enough: where the next free cell is searched from would still differ.
+                self._context.clear()
+            self.progress.groups_done += 1
+            yield running.group, running.results()
+
+    def _leave_document(self, document: _Document | None) -> None:
+        if document is None:
+            return
+        document.users -= 1
+        if document.users == 0 and not any(group.document == document.tokens for group in self._waiting):
+            self._documents.remove(document)
+            self._context.drop(document.sequence)
+            self._free.append(document.sequence)
+
+    def _interrupt(self) -> Iterator[tuple[Group, list[Generation]]]:
+        for running in self._running:
+            if running.forked:
+                for answer in running.alive:
+                    answer.cut("interrupted")
+                yield running.group, running.results()
+
+    def _abandon(self) -> None:
+        """Leave nothing behind, however the run ended."""
+        for running in self._running:
+            for answer in running.alive:
+                answer.cut("error")
+        self._waiting.clear()
+        self._running.clear()
+        self._documents.clear()
+        self._free = deque(range(self._context.params.n_seq_max))
+        self.progress.phase, self.progress.active_sequences, self.progress.cells_used = "idle", 0, 0
+
+    # -- what others see ------------------------------------------------------------------------------------
+
+    def _note(self, phase: str) -> None:
+        p = self.progress
+        p.phase = phase
+        p.active_sequences = sum(len(running.alive) or 1 for running in self._running)
+        p.cells_used = sum(document.prefilled for document in self._documents)
+        p.cells_used += sum(r.asked + sum(len(a.tokens) for a in r.alive) for r in self._running)
+
+    def _count(self, seconds: float, sampled: list[Answer]) -> None:
+        p = self.progress
+        p.generated_tokens += len(sampled)
+        if p.phase == "decode":
+            p.decode_s += seconds
+        else:
+            p.prefill_s += seconds

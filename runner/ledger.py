@@ -1,0 +1,114 @@
+"""What a job writes as it happens: its prompts, its plan, each group's answers and their vote."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from runner import identity
+from runner.config import JobConfig
+from runner.context import PreparedPrompt
+from runner.engine.sequence import Generation
+from runner.planning.plan import Plan
+from runner.prompts import Prompt
+from runner.record import JobRecord
+from runner.tables import TableWriter
+from runner.voting import Ballot, Vote, extract, kind_of, normalise, tally, tally_id
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A vote, and whether it is right where that is known."""
+
+    vote: Vote
+    correct: bool | None
+    mean_worker_correct: float | None
+
+
+class Ledger:
+    """Writes one job's rows under its id."""
+
+    def __init__(self, tables: TableWriter, record: JobRecord, config: JobConfig) -> None:
+        self._tables, self._record, self._config = tables, record, config
+
+    def plan(self, plan: Plan) -> None:
+        """One row of ``plans``."""
+        self._tables.append("plans", job_id=self._record.job_id, **plan.row())
+
+    def prompts(self, prepared: Sequence[PreparedPrompt]) -> None:
+        """A row of ``prompts`` each."""
+        for item in prepared:
+            prompt, kind = item.prompt, _kind(item.prompt)
+            self._tables.append(
+                "prompts",
+                job_id=self._record.job_id,
+                prompt_id=prompt.id,
+                group_id=identity.group_id(self._record.job_id, item),
+                strategy=item.strategy,
+                prompt=prompt.question,
+                document_digest=prompt.document_digest,
+                document_tokens=len(item.document),
+                tokens_in=item.tokens_in,
+                tokens_sent=item.tokens_sent,
+                kind=kind,
+                expected=_expected(prompt, kind),
+            )
+
+    def group(self, item: PreparedPrompt, generations: Sequence[Generation]) -> Verdict | None:
+        """A row of ``generations`` for each worker, and the group's vote: none where it was interrupted."""
+        prompt, kind = item.prompt, _kind(item.prompt)
+        ballots = []
+        for generation in generations:
+            found = extract(generation.text, kind, choices=prompt.choices, pattern=prompt.pattern)
+            self._tables.append(
+                "generations", job_id=self._record.job_id, answer=found.key, **asdict(generation)
+            )
+            ballots.append(
+                Ballot(
+                    worker=generation.worker,
+                    key=found.key,
+                    text=generation.text,
+                    mean_logprob=generation.mean_logprob,
+                    truncated=generation.status == "truncated",
+                )
+            )
+        if any(generation.status == "interrupted" for generation in generations):
+            return None
+        return self._vote(prompt, kind, ballots)
+
+    def _vote(self, prompt: Prompt, kind: str, ballots: Sequence[Ballot]) -> Verdict:
+        vote = tally(ballots, self._config.vote.rule)
+        expected = _expected(prompt, kind)
+        verdict = Verdict(vote, None, None)
+        if expected is not None:
+            share = sum(ballot.key == expected for ballot in ballots) / len(ballots)
+            verdict = Verdict(vote, vote.winner == expected, share)
+        self._record.score.add(verdict.correct, verdict.mean_worker_correct)
+        self._tables.append(
+            "votes",
+            job_id=self._record.job_id,
+            prompt_id=prompt.id,
+            tally_id=tally_id(vote.rule),
+            rule=vote.rule,
+            winner=vote.winner,
+            votes=vote.votes,
+            workers=vote.workers,
+            margin=vote.margin,
+            agreement=vote.agreement,
+            tie=vote.tie,
+            abstained=vote.abstained,
+            correct=verdict.correct,
+            mean_worker_correct=verdict.mean_worker_correct,
+            expected=expected,
+        )
+        return verdict
+
+
+def _kind(prompt: Prompt) -> str:
+    if prompt.kind is not None:
+        return prompt.kind
+    return "regex" if prompt.pattern is not None else kind_of(prompt.answer, prompt.choices)
+
+
+def _expected(prompt: Prompt, kind: str) -> str | None:
+    return None if prompt.answer is None else normalise(prompt.answer, kind, prompt.choices)

@@ -1,0 +1,71 @@
+"""Flash attention on or off: on by default, off where this machine was measured to be faster without it."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+from kvcache import budget
+from runner.config import KvModeConfig
+from runner.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A job as far as the choice depends on it; ``prompt_tokens`` counts by its power of two."""
+
+    cpu: str
+    n_threads: int
+    model: str
+    kv_type_k: str
+    kv_type_v: str
+    workers: int
+    prompt_tokens: int
+
+    @property
+    def key(self) -> str:
+        """A text that is the same for shapes that one measurement speaks for."""
+        values = asdict(self) | {"prompt_tokens": max(self.prompt_tokens, 1).bit_length()}
+        return json.dumps(values, sort_keys=True)
+
+
+def choose(
+    setting: Literal["auto", "on", "off"], kv_mode: KvModeConfig, shape: Shape, measured: Path
+) -> bool:
+    """Whether the context uses flash attention.
+
+    ``auto`` is on, unless ``measured`` holds a total time ratio on/off above 1 for this shape.
+
+    Raises:
+        ConfigError: ``off`` with a quantised V, which the engine cannot do.
+    """
+    if budget.is_quantised(kv_mode.v):
+        if setting == "off":
+            raise ConfigError(
+                f"flash_attn=off with kv_mode={kv_mode.name}: a quantised V ({kv_mode.v}) needs flash attention; "
+                "set flash_attn=on or kv_mode.v=f16"
+            )
+        return True
+    if setting != "auto":
+        return setting == "on"
+    return _read(measured).get(shape.key, 0.0) <= 1.0
+
+
+def remember(measured: Path, shape: Shape, total_ratio: float) -> None:
+    """Keep the measured total time with flash attention over the time without."""
+    ratios = _read(measured) | {shape.key: total_ratio}
+    measured.parent.mkdir(parents=True, exist_ok=True)
+    part = measured.with_name(f"{measured.name}.{os.getpid()}.part")
+    part.write_text(json.dumps(ratios, indent=1, sort_keys=True))
+    part.replace(measured)
+
+
+def _read(measured: Path) -> dict[str, float]:
+    try:
+        ratios = json.loads(measured.read_text())
+    except (OSError, ValueError):
+        return {}
+    return {k: v for k, v in ratios.items() if isinstance(v, float)} if isinstance(ratios, dict) else {}

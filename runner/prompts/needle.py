@@ -1,0 +1,68 @@
+"""Documents with keyed facts hidden in them, and a question for each: a test a small model can pass."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+from runner.config import PromptsConfig
+from runner.prompts.prompt import Prompt
+
+_PLACES = ("Orla", "Veyra", "Tamsin", "Quell", "Harrow", "Lunde", "Maris", "Stell")
+_GOODS = ("wool", "salt", "copper", "amber", "cedar", "glass", "pepper", "linen")
+_QUESTION_TOKENS = 40
+"""About what the question and a chat template take of ``prompts.tokens``."""
+
+
+def needle_prompts(config: PromptsConfig, count_tokens: Callable[[str], int]) -> list[Prompt]:
+    """``config.count`` questions over as many documents as ``config.facts`` facts in each make necessary.
+
+    The same config and tokenizer give the same prompts. A document is ``config.tokens`` long less room for
+    the question; fact i of a document lies at ``config.depths[i % len(depths)]`` of it.
+    """
+    prompts: list[Prompt] = []
+    for number in range(-(-config.count // config.facts)):
+        rng = random.Random(f"{config.seed}/{number}")
+        document, codes = _document(config, rng, count_tokens)
+        for key, code in codes.items():
+            prompts.append(
+                Prompt(
+                    id=f"needle-{number}-{key}",
+                    prompt=f"What is the pass code of vault {key}? Answer with the number.",
+                    document=document,
+                    answer=code,
+                    kind="number",
+                )
+            )
+    return prompts[: config.count]
+
+
+def _document(
+    config: PromptsConfig, rng: random.Random, count_tokens: Callable[[str], int]
+) -> tuple[str, dict[str, str]]:
+    """A document and the codes hidden in it, by the name of their vault."""
+    codes: dict[str, str] = {}
+    while len(codes) < config.facts:
+        codes[f"{rng.choice('BCDFGHJKLMNPQRSTVWXZ')}{rng.randrange(10)}"] = str(rng.randint(1000, 9999))
+    facts = [f"The pass code of vault {key} is {code}." for key, code in codes.items()]
+    room = config.tokens - _QUESTION_TOKENS - sum(count_tokens(" " + fact) for fact in facts)
+    body: list[str] = []
+    day = 0
+    while True:
+        day += 1
+        sentence = (
+            f"On day {day} the caravan crossed the river near {rng.choice(_PLACES)} "
+            f"and traded {rng.randint(2, 90)} bales of {rng.choice(_GOODS)}."
+        )
+        room -= count_tokens(" " + sentence)
+        if room < 0:
+            break
+        body.append(sentence)
+    # From the last place backwards, so that an insertion does not move the places still to come.
+    places = sorted(
+        ((round(config.depths[i % len(config.depths)] * len(body)), fact) for i, fact in enumerate(facts)),
+        reverse=True,
+    )
+    for place, fact in places:
+        body.insert(place, fact)
+    return " ".join(body), codes

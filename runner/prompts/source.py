@@ -1,0 +1,105 @@
+"""Reading prompts and refusing, before anything is fetched, a set that cannot be used."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+
+from runner.config import PromptsConfig
+from runner.errors import PromptError
+from runner.prompts.needle import needle_prompts
+from runner.prompts.prompt import Prompt, parse_prompt
+
+_BYTES_PER_TOKEN = 8
+"""More text than any tokenizer in use gets into a token on average; see :func:`least_tokens`."""
+
+
+def load_prompts(config: PromptsConfig, count_tokens: Callable[[str], int]) -> list[Prompt]:
+    """The job's prompts, in order, ids unique.
+
+    Raises:
+        PromptError: the file is missing, empty or has a bad line (its number is named), or an id repeats.
+    """
+    prompts = _written(config)
+    if prompts is None:
+        prompts = needle_prompts(config, count_tokens)
+    prompts = [
+        replace(
+            prompt,
+            kind=prompt.kind or config.kind,
+            pattern=prompt.pattern or config.pattern,
+            system=prompt.system if prompt.system is not None else config.system,
+        )
+        for prompt in prompts
+    ]
+    return prompts[: config.limit]
+
+
+def least_tokens(config: PromptsConfig) -> int:
+    """A lower bound of the longest prompt, in tokens, before there is a tokenizer to count with.
+
+    It lets the formula refuse what can never fit without downloading the model first.
+
+    Raises:
+        PromptError: as :func:`load_prompts`.
+    """
+    prompts = _written(config)
+    if prompts is None:
+        return config.tokens // 2
+    texts = ((p.document or "") + (p.prompt or "".join(m.content for m in p.messages)) for p in prompts)
+    return max(1, max(len(text.encode()) for text in texts) // _BYTES_PER_TOKEN)
+
+
+def _written(config: PromptsConfig) -> list[Prompt] | None:
+    """The prompts that somebody wrote down; None where they are to be generated."""
+    if config.path is not None:
+        return _unique(_read_jsonl(Path(config.path).expanduser()), config.path)
+    if config.items:
+        return _unique(
+            (parse_prompt(item, f"prompts.items[{i}]", f"p{i + 1}") for i, item in enumerate(config.items)),
+            "prompts.items",
+        )
+    if config.name != "needle":
+        raise PromptError(
+            f"prompts={config.name} has no prompts; set prompts.path=FILE.jsonl or prompts.items=[...]"
+        )
+    return None
+
+
+def _read_jsonl(path: Path) -> Iterable[Prompt]:
+    try:
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
+    except FileNotFoundError:
+        raise PromptError(f"there is no prompt file {path}; set prompts.path to a JSONL file") from None
+    except UnicodeDecodeError as error:
+        raise PromptError(f"{path} is not UTF-8 text (byte {error.start}); prompts are JSON lines") from None
+    except OSError as error:
+        raise PromptError(
+            f"{path} cannot be read: {error.strerror}; set prompts.path to a JSONL file"
+        ) from None
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        where = f"{path}, line {number}"
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise PromptError(
+                f"{where}: no valid JSON ({error.msg} at column {error.colno}); mend the line"
+            ) from None
+        yield parse_prompt(row, where, f"p{number}")
+
+
+def _unique(prompts: Iterable[Prompt], source: str) -> list[Prompt]:
+    seen: dict[str, Prompt] = {}
+    for prompt in prompts:
+        if prompt.id in seen:
+            raise PromptError(
+                f"{source}: the id {prompt.id!r} is used twice; ids name rows, so make them unique"
+            )
+        seen[prompt.id] = prompt
+    if not seen:
+        raise PromptError(f"{source} holds no prompts; write one JSON object a line")
+    return list(seen.values())

@@ -1,0 +1,149 @@
+"""A job's own row: written when its model is known, again when it ends, however it ends."""
+
+from __future__ import annotations
+
+import json
+import platform
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from runner import __version__
+from runner.config import JobConfig
+from runner.engine import bindings
+from runner.engine.scheduler import Progress
+from runner.errors import Interrupted, KvswarmError, PlanRefusedError
+from runner.tables import TableWriter
+from runner.trace import Tracer
+
+
+@dataclass
+class Score:
+    """Running totals of a job's votes that have a known answer; worker shares are in [0, 1]."""
+
+    known: int = 0
+    right: int = 0
+    worker_share: float = 0.0
+
+    def add(self, correct: bool | None, mean_worker_correct: float | None) -> None:
+        """Count one vote; one without a known answer does not count."""
+        if correct is not None and mean_worker_correct is not None:
+            self.known += 1
+            self.right += correct
+            self.worker_share += mean_worker_correct
+
+    @property
+    def accuracy(self) -> float | None:
+        """Share of the votes that are right."""
+        return self.right / self.known if self.known else None
+
+    @property
+    def mean_worker_accuracy(self) -> float | None:
+        """Mean share of the workers that are right alone."""
+        return self.worker_share / self.known if self.known else None
+
+
+class JobRecord:
+    """A context manager around a job; what escapes the block becomes the row's status and reason."""
+
+    def __init__(self, tables: TableWriter, config: JobConfig, job_id: str, overrides: Sequence[str]) -> None:
+        self.job_id = job_id
+        self.status, self.reason = "running", ""
+        self.score = Score()
+        self._facts: dict[str, Any] = {}
+        self._tables, self._began = tables, time.monotonic()
+        self._fixed = {
+            "name": config.name,
+            "config": json.dumps(asdict(config), sort_keys=True),
+            "overrides": " ".join(overrides),
+            "model": config.model.name,
+            "engine_version": bindings.version(),
+            "runner_version": __version__,
+            "host": platform.node(),
+            "cpu": cpu_name(),
+            "started_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        }
+
+    def identify(self, job_id: str, model_digest: str, n_threads: int) -> None:
+        """The model is here and the plan is made, so the job's identity is known: its row can stand."""
+        self.job_id = job_id
+        self._facts |= {"model_digest": model_digest, "n_threads": n_threads}
+        self._write()
+
+    @contextmanager
+    def measuring(self, progress: Progress, tracer: Tracer) -> Iterator[None]:
+        """Trace the block; its figures are in the row however the block ends."""
+        try:
+            with tracer:
+                yield
+        finally:
+            self._facts |= {
+                "load_s": progress.load_s,
+                "prefill_s": progress.prefill_s,
+                "decode_s": progress.decode_s,
+                "prefill_tokens": progress.prefill_tokens,
+                "generated_tokens": progress.generated_tokens,
+                "peak_rss_bytes": tracer.peak_rss_bytes,
+                "peak_vram_bytes": tracer.peak_vram_bytes,
+            }
+
+    def __enter__(self) -> JobRecord:
+        self._forget_hook = bindings.on_abort(self._aborted)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._forget_hook()
+        self.status, self.reason = _outcome(error)
+        self._write()
+
+    @property
+    def seconds(self) -> float:
+        """Since the job started."""
+        return time.monotonic() - self._began
+
+    def _aborted(self, message: str) -> None:
+        self.status, self.reason = "failed", f"llama.cpp stopped the process: {message}"
+        self._write()
+
+    def _write(self) -> None:
+        self._tables.append(
+            "jobs",
+            job_id=self.job_id,
+            status=self.status,
+            reason=self.reason,
+            seconds=self.seconds,
+            accuracy=self.score.accuracy,
+            mean_worker_accuracy=self.score.mean_worker_accuracy,
+            **self._fixed,
+            **self._facts,
+        )
+
+
+def _outcome(error: BaseException | None) -> tuple[str, str]:
+    if error is None:
+        return "done", ""
+    if isinstance(error, PlanRefusedError):
+        return "refused", str(error)
+    if isinstance(error, Interrupted | KeyboardInterrupt):
+        return "interrupted", "Ctrl-C"
+    if isinstance(error, KvswarmError):
+        return "failed", str(error)
+    return "failed", f"{type(error).__name__}: {error}"
+
+
+def cpu_name() -> str:
+    """The processor's model name, as well as this system tells."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()

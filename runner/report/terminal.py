@@ -1,0 +1,120 @@
+"""A job on the terminal: progress while it runs, its votes and where its tables are when it has run."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as Bars
+from rich.table import Table
+
+from runner.planning.hardware import gib
+
+if TYPE_CHECKING:
+    from runner.context import PreparedPrompt
+    from runner.engine.scheduler import Progress
+    from runner.ledger import Verdict
+    from runner.planning.plan import Plan
+    from runner.prompts import Prompt
+
+_REFRESH_S = 0.25
+
+
+class View:
+    """One job's face; progress shows on a terminal only, votes always."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._rows: list[tuple[Prompt, Verdict]] = []
+
+    def planned(self, plan: Plan) -> None:
+        """The plan, in a line, and what it wants a person to know."""
+        self._console.print(
+            f"{escape(plan.model)}, kv_mode={plan.kv_mode}, {plan.workers} workers: {gib(plan.total_bytes)} of "
+            f"{gib(plan.available_bytes)} (weights {gib(plan.weights_bytes)}, KV {gib(plan.kv_bytes)} in "
+            f"{plan.cells} cells, compute {gib(plan.compute_bytes)})",
+            highlight=False, soft_wrap=True,
+        )  # fmt: skip
+        for note in plan.notes:
+            self._console.print(f"note: {escape(note)}", highlight=False, soft_wrap=True)
+
+    @contextmanager
+    def watching(self, progress: Progress, prepared: Sequence[PreparedPrompt]) -> Iterator[None]:
+        """Draw ``progress`` for as long as the block runs."""
+        if not self._console.is_terminal:
+            yield
+            return
+        bars = Bars(
+            TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[note]}"), TimeElapsedColumn(),
+            console=self._console, transient=True, auto_refresh=False,
+        )  # fmt: skip
+        done = threading.Event()
+        with bars:
+            drawing = threading.Thread(target=_draw, args=(bars, progress, len(prepared), done), daemon=True)
+            drawing.start()
+            try:
+                yield
+            finally:
+                done.set()
+                drawing.join()
+
+    def voted(self, prompt: Prompt, verdict: Verdict | None) -> None:
+        """Remember a vote for the table; an interrupted group has none."""
+        if verdict is not None:
+            self._rows.append((prompt, verdict))
+
+    def votes(self) -> None:
+        """The table of votes so far."""
+        if not self._rows:
+            return
+        table = Table()
+        for name in ("question", "winner", "votes", "margin", "correct"):
+            table.add_column(
+                name, overflow="fold", justify="left" if name in ("question", "winner") else "right"
+            )
+        for prompt, verdict in self._rows:
+            vote = verdict.vote
+            winner = (
+                vote.winner
+                if vote.winner is not None
+                else " = ".join(vote.tied)
+                if vote.tie
+                else "(no answer)"
+            )
+            right = {None: "", True: "yes", False: "no"}[verdict.correct]
+            table.add_row(
+                escape(_shorten(prompt.question)), escape(_shorten(winner)), f"{vote.votes}/{vote.workers}",
+                f"{vote.margin:.2f}", right,
+            )  # fmt: skip
+        self._console.print(table)
+
+    def line(self, text: str) -> None:
+        """One plain line."""
+        self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def _draw(bars: Bars, progress: Progress, prompts: int, done: threading.Event) -> None:
+    task = bars.add_task("prompts", total=prompts, note="")
+    before, generated, prefilled = 0.0, 0, 0
+    while not done.wait(_REFRESH_S):
+        busy = progress.prefill_s + progress.decode_s
+        tokens = progress.generated_tokens - generated + progress.prefill_tokens - prefilled
+        rate = tokens / (busy - before) if busy > before else 0.0
+        before, generated, prefilled = busy, progress.generated_tokens, progress.prefill_tokens
+        note = (
+            f"{progress.phase}: {progress.prefill_tokens} tokens prefilled, {progress.active_sequences} workers "
+            f"decoding, {rate:.0f} tok/s"
+        )
+        bars.update(task, completed=progress.groups_done, note=note)
+        bars.refresh()
+
+
+def _shorten(text: str, width: int = 70) -> str:
+    """One line of at most ``width`` characters, for the eye; the tables hold the whole."""
+    text = " ".join(text.split())
+    return text if len(text) <= width else text[: width - 1] + "…"

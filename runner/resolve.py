@@ -1,0 +1,109 @@
+"""A job's plan: by formula while its model is not here, by the engine's own dry run once it is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from runner import models
+from runner.config import JobConfig
+from runner.context import PreparedPrompt
+from runner.engine import bindings
+from runner.engine.dryrun import dry_run
+from runner.planning.flash import Shape, choose
+from runner.planning.gguf_header import from_gguf
+from runner.planning.hardware import Hardware, physical_cores, probe
+from runner.planning.plan import Demand, Plan, resolve, with_dry_run
+from runner.planning.profile import ModelProfile, from_config
+from runner.planning.sequences import sequences_needed
+from runner.prompts import least_tokens
+from runner.record import cpu_name
+
+
+def refuse_before_fetch(config: JobConfig) -> None:
+    """Refuse, from the declared profile and the least the prompts can need, what can never fit.
+
+    Raises:
+        PlanRefusedError: nothing needs to be downloaded to know that this job does not fit.
+    """
+    if config.model.profile is not None:
+        _plan(
+            config, from_config(config.model.profile), least_tokens(config.prompts), documents=False
+        ).check()
+
+
+def resolve_job(config: JobConfig, path: Path, prepared: Sequence[PreparedPrompt]) -> Plan:
+    """The plan of a job whose prompts are counted and whose model is at ``path``; it may be a refusal.
+
+    Raises:
+        PlanRefusedError: the window is too small, or the declared hardware is not this machine's.
+        ConfigError: options that the engine cannot combine.
+        ModelError: the file is no whole GGUF.
+    """
+    longest = max(item.tokens_sent for item in prepared)
+    documents = any(item.document for item in prepared)
+    plan = _plan(config, from_gguf(path), longest, documents=documents, prompts=len(prepared))
+    return plan if plan.status == "refused" else with_dry_run(plan, dry_run(path, plan))
+
+
+def flash_attn_for(config: JobConfig, prompt_tokens: int) -> bool:
+    """Whether the job's context uses flash attention; prompts of ``prompt_tokens`` at the longest.
+
+    Raises:
+        ConfigError: switched off where the KV types need it.
+    """
+    return choose(config.flash_attn, config.kv_mode, shape_of(config, prompt_tokens), measured_shapes())
+
+
+def shape_of(config: JobConfig, prompt_tokens: int) -> Shape:
+    """The job as far as the choice of flash attention depends on it."""
+    return Shape(
+        cpu=cpu_name(),
+        n_threads=config.n_threads or physical_cores(),
+        model=config.model.path or config.model.name,
+        kv_type_k=config.kv_mode.k,
+        kv_type_v=config.kv_mode.v,
+        workers=config.swarm_size.workers,
+        prompt_tokens=prompt_tokens,
+    )
+
+
+def measured_shapes() -> Path:
+    """Where ``runner.bench`` leaves what it measured of flash attention."""
+    return models.cache_dir() / "flash_attn.json"
+
+
+def _hardware(config: JobConfig) -> Hardware:
+    hardware = probe(config.hardware, can_offload=bindings.can_offload())
+    hardware.check()
+    return hardware
+
+
+def _plan(
+    config: JobConfig,
+    profile: ModelProfile,
+    prompt_tokens: int,
+    *,
+    documents: bool,
+    prompts: int | None = None,
+) -> Plan:
+    hardware = _hardware(config)
+    workers, in_flight = config.swarm_size.workers, min(config.in_flight, prompts or config.in_flight)
+    sliding = profile.sliding_window > 0 and not config.kv_mode.swa_full
+    return resolve(
+        profile,
+        hardware,
+        model_name=config.model.name,
+        kv_mode=config.kv_mode,
+        window=config.window,
+        demand=Demand(
+            prefix_tokens=prompt_tokens,
+            suffix_tokens=config.sampling.max_tokens,
+            workers=workers,
+            in_flight=in_flight,
+            n_seq_max=sequences_needed(workers, in_flight, documents=documents, sliding=sliding),
+        ),
+        flash_attn=flash_attn_for(config, prompt_tokens),
+        n_ubatch=config.n_ubatch,
+        n_threads=config.n_threads or hardware.threads,
+    )

@@ -1,0 +1,79 @@
+"""What outlives a job: the model in memory, so that a sweep loads it once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from runner.engine.context import Callback, Context, context_params
+from runner.engine.weights import Weights
+from runner.planning.plan import Plan
+
+_Key = tuple[Path, int, int]
+
+
+class Session:
+    """Keeps the last model, and the last vocabulary, for the jobs that follow."""
+
+    def __init__(self) -> None:
+        self._weights: tuple[_Key, int, Weights] | None = None
+        self._vocabulary: tuple[_Key, Weights] | None = None
+
+    def vocabulary(self, path: Path) -> Weights:
+        """The vocabulary of the model at ``path``: enough to plan with, a fraction of the weights.
+
+        Raises:
+            ModelError: llama.cpp cannot read the file.
+        """
+        key = _identity(path)
+        if self._weights is not None and self._weights[0] == key:
+            return self._weights[2]
+        if self._vocabulary is None or self._vocabulary[0] != key:
+            self._forget_vocabulary()
+            self._vocabulary = (key, Weights(path, vocab_only=True))
+        return self._vocabulary[1]
+
+    def weights(self, path: Path, n_gpu_layers: int) -> Weights:
+        """The model at ``path``; another one is freed before it is loaded.
+
+        Raises:
+            ModelError: llama.cpp cannot load the file.
+        """
+        key = _identity(path)
+        if self._weights is None or self._weights[:2] != (key, n_gpu_layers):
+            if self._weights is not None:
+                self._weights[2].close()
+                self._weights = None
+            self._weights = (key, n_gpu_layers, Weights(path, n_gpu_layers=n_gpu_layers))
+        return self._weights[2]
+
+    @contextmanager
+    def context(self, weights: Weights, plan: Plan, callback: Callback | None = None) -> Iterator[Context]:
+        """A context as planned, freed at the end of the block.
+
+        Raises:
+            EngineError: llama.cpp refuses it.
+        """
+        context = Context(weights, context_params(plan), callback)
+        try:
+            yield context
+        finally:
+            context.close()
+
+    def close(self) -> None:
+        """Free everything."""
+        self._forget_vocabulary()
+        if self._weights is not None:
+            self._weights[2].close()
+            self._weights = None
+
+    def _forget_vocabulary(self) -> None:
+        if self._vocabulary is not None:
+            self._vocabulary[1].close()
+            self._vocabulary = None
+
+
+def _identity(path: Path) -> _Key:
+    stat = path.stat()
+    return path.resolve(), stat.st_size, stat.st_mtime_ns

@@ -1,0 +1,203 @@
+"""What every table holds: one pyarrow schema a table, so that writer, reader and docs cannot drift apart.
+
+Each field's metadata carries a ``description``. A field is nullable unless it is part of the key or every row
+must know it. A row that is appended again with the same key replaces the earlier one as a whole.
+"""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+_TYPES = {
+    "str": pa.string(),
+    "int": pa.int64(),
+    "uint": pa.uint64(),
+    "float": pa.float64(),
+    "bool": pa.bool_(),
+}
+
+
+def _schema(*columns: tuple[str, str, str]) -> pa.Schema:
+    """Columns as (name, type, description); a ``!`` behind the type makes the column required."""
+    return pa.schema(
+        pa.field(name, _TYPES[kind.rstrip("!")], not kind.endswith("!"), {"description": description})
+        for name, kind, description in columns
+    )
+
+
+_JOB_ID = ("job_id", "str!", "Digest of everything that can change an answer; the same in every table")
+_PROMPT_ID = ("prompt_id", "str!", "The prompt's id in its file; the same in every table")
+
+JOBS = _schema(
+    _JOB_ID,
+    ("name", "str", "The job's name in the config"),
+    ("status", "str!", "running, done, refused, failed or interrupted"),
+    ("reason", "str", "Why the job was refused, failed or interrupted, in one line"),
+    ("config", "str", "The resolved config as JSON"),
+    ("overrides", "str", "The overrides as a person typed them, separated by spaces"),
+    ("model", "str", "The model's name in the config"),
+    ("model_digest", "str", "sha256 of the weights"),
+    ("engine_version", "str", "Version of llama-cpp-python"),
+    ("runner_version", "str", "Version of kvswarm"),
+    ("host", "str", "Name of the machine"),
+    ("cpu", "str", "The processor's model name"),
+    ("n_threads", "int", "Threads that the engine computed with"),
+    ("started_at", "str", "When the job started, ISO 8601 in UTC"),
+    ("seconds", "float", "Wall time of the whole job in seconds"),
+    ("load_s", "float", "Seconds spent loading weights and creating the context"),
+    ("prefill_s", "float", "Seconds spent prefilling prompts"),
+    ("decode_s", "float", "Seconds spent decoding answers"),
+    (
+        "prefill_tokens",
+        "int",
+        "Prompt tokens that were prefilled, each counted once however many workers share it",
+    ),
+    ("generated_tokens", "int", "Tokens sampled by all workers"),
+    ("peak_rss_bytes", "int", "Highest resident memory of the process tree in bytes"),
+    ("peak_vram_bytes", "int", "Highest VRAM in use in bytes; null without a card"),
+    ("accuracy", "float", "Share of the votes with a known answer that are correct; a tie is not"),
+    (
+        "mean_worker_accuracy",
+        "float",
+        "Mean over the same prompts of the share of workers that are right alone",
+    ),
+)
+
+PLANS = _schema(
+    _JOB_ID,
+    ("model", "str", "The model's name in the config"),
+    ("hardware", "str", "The hardware option"),
+    ("kv_mode", "str", "The kv_mode option"),
+    ("workers", "int", "Workers a prompt"),
+    ("in_flight", "int", "Prompts decoded at once"),
+    ("window_tokens", "int", "How far one worker's positions reach: prompt and answer, in tokens"),
+    ("prefix_tokens", "int", "Longest prompt in tokens, charged once a prompt"),
+    ("suffix_tokens", "int", "Longest answer in tokens, charged once a worker"),
+    ("cells", "int", "KV cells that are allocated"),
+    ("sliding_cells", "int", "KV cells of the sliding-window layers' own cache; 0 where there is none"),
+    ("kv_type_k", "str", "Type of the K cells"),
+    ("kv_type_v", "str", "Type of the V cells"),
+    ("flash_attn", "str", "on or off, after auto was resolved"),
+    ("n_ubatch", "int", "Tokens in one physical batch"),
+    ("n_seq_max", "int", "Sequences that the context can hold"),
+    ("n_outputs", "int", "Tokens of one micro-batch whose logits are wanted, at most"),
+    ("n_threads", "int", "Threads that the engine computes with"),
+    ("n_gpu_layers", "int", "Layers offloaded to a card"),
+    ("swa_full", "bool", "Whether sliding-window layers keep the whole window"),
+    ("weights_bytes", "int", "Bytes of the weights"),
+    ("kv_bytes", "int", "Bytes of the attention cells, all layers"),
+    ("recurrent_bytes", "int", "Bytes of the recurrent states, all sequences"),
+    ("compute_bytes", "int", "Bytes of the engine's compute buffers"),
+    ("overhead_bytes", "int", "Bytes of everything else: vocabulary, samplers, the process itself"),
+    ("total_bytes", "int", "The sum that is charged"),
+    ("available_bytes", "int", "Bytes that the job may use"),
+    ("missing_bytes", "int", "Bytes by which the job does not fit; 0 where it does"),
+    ("spill_bytes", "int", "Bytes of weights displaced to the host"),
+    ("status", "str!", "fits, spilled or refused"),
+    ("reason", "str", "Why the plan was refused or what it had to do, in one line"),
+    ("source", "str", "Where KV and compute bytes come from: formula or dry_run"),
+    ("llama_server", "str", "The llama-server command of the same plan"),
+)
+
+PLAN_STEPS = _schema(
+    _JOB_ID,
+    ("step", "int!", "Place of the step in the ladder, from 0"),
+    ("remedy", "str", "What the step would do"),
+    ("override", "str", "The override that does it"),
+    ("saved_bytes", "int", "Bytes that the step saves"),
+    ("total_bytes", "int", "Total bytes after this step and those before it"),
+    ("applied", "bool", "Whether the plan took the step"),
+    ("reason", "str", "What the step costs in quality or time, or why it does not apply"),
+)
+
+PROMPTS = _schema(
+    _JOB_ID,
+    _PROMPT_ID,
+    ("group_id", "str", "Digest of the job and the prompt's tokens: equal where the answers must be equal"),
+    ("strategy", "str", "The context strategy that prepared the prompt"),
+    ("prompt", "str", "The question as text"),
+    ("document_digest", "str", "Digest of the document that the prompt is about; null without one"),
+    ("document_tokens", "int", "Tokens of the document"),
+    ("tokens_in", "int", "Tokens before the strategy ran"),
+    ("tokens_sent", "int", "Tokens that the workers saw"),
+    ("kind", "str", "How answers are extracted: number, choice, boolean, regex or text"),
+    ("expected", "str", "The right answer as a normalised key; null where none is known"),
+)
+
+GENERATIONS = _schema(
+    _JOB_ID,
+    _PROMPT_ID,
+    ("worker", "int!", "The worker's index in its swarm, from 0"),
+    ("text", "str", "The answer as generated"),
+    ("answer", "str", "The extracted answer as a normalised key; null is an abstention"),
+    ("seed", "uint", "Seed of the worker's sampler"),
+    ("prompt_tokens", "int", "Tokens of the prompt that the worker answered"),
+    (
+        "prefill_tokens",
+        "int",
+        "Tokens that this worker caused to be prefilled: the group's for worker 0, else 0",
+    ),
+    ("generated_tokens", "int", "Tokens sampled"),
+    (
+        "mean_logprob",
+        "float",
+        "Mean log-probability (nats) of the sampled tokens in the model's own distribution at temperature 1",
+    ),
+    ("finish_reason", "str", "stop, length, interrupted or error"),
+    ("status", "str!", "ok, truncated, interrupted or failed"),
+    ("seconds", "float", "Seconds from the group's start to this worker's last token"),
+)
+
+VOTES = _schema(
+    _JOB_ID,
+    _PROMPT_ID,
+    ("tally_id", "str!", "Digest of the rule and its options"),
+    ("rule", "str!", "The rule that counted"),
+    ("winner", "str", "The winning key; null on a tie or where every worker abstained"),
+    ("votes", "int!", "Votes for the winner, or for each of the tied"),
+    ("workers", "int!", "Workers that were asked"),
+    ("margin", "float", "(votes of the winner - votes of the runner-up) / ballots cast; 0 on a tie"),
+    ("agreement", "float", "Votes of the winner / ballots cast; 0 where none was cast"),
+    ("tie", "bool!", "Whether several answers share the lead"),
+    ("abstained", "int!", "Workers without an answer that could be read"),
+    ("correct", "bool", "Whether the winner is the expected answer; null where none is known"),
+    (
+        "mean_worker_correct",
+        "float",
+        "Share of the workers whose own answer is right, abstentions counted as wrong",
+    ),
+    ("expected", "str", "The right answer as a normalised key"),
+)
+
+TRACES = _schema(
+    _JOB_ID,
+    ("process", "str!", "Which process was sampled: runner, or a worker's name"),
+    ("t_s", "float!", "Seconds since the job started"),
+    ("phase", "str", "What the job was doing: load, prefill, decode, ..."),
+    ("rss_bytes", "int", "Resident memory of the process tree in bytes"),
+    ("vram_bytes", "int", "VRAM in use in bytes; null without a card"),
+    ("kv_cells_used", "int", "KV cells in use"),
+    ("kv_bytes", "int", "Bytes of the KV cells in use"),
+    ("active_sequences", "int", "Sequences that are decoding"),
+    ("tok_s", "float", "Tokens a second since the sample before"),
+)
+
+SCHEMAS: dict[str, pa.Schema] = {
+    "jobs": JOBS,
+    "plans": PLANS,
+    "plan_steps": PLAN_STEPS,
+    "prompts": PROMPTS,
+    "generations": GENERATIONS,
+    "votes": VOTES,
+    "traces": TRACES,
+}
+
+KEYS: dict[str, tuple[str, ...]] = {
+    "jobs": ("job_id",),
+    "plans": ("job_id",),
+    "plan_steps": ("job_id", "step"),
+    "prompts": ("job_id", "prompt_id"),
+    "generations": ("job_id", "prompt_id", "worker"),
+    "votes": ("job_id", "prompt_id", "tally_id"),
+    "traces": ("job_id", "process", "t_s"),
+}

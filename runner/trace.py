@@ -1,0 +1,109 @@
+"""One thread that samples memory and throughput while a job runs."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from types import TracebackType
+
+import psutil
+import pynvml
+
+from runner.engine.scheduler import Progress
+from runner.planning.plan import Plan
+from runner.tables import TableWriter
+
+_FAMILY_EVERY_S = 1.0
+"""Walking the process tree costs milliseconds; children do not come and go at the sampling rate."""
+
+
+class Tracer:
+    """A context manager that appends to ``traces`` at ``hz`` and remembers the peaks, in bytes."""
+
+    def __init__(
+        self, tables: TableWriter, job_id: str, progress: Progress, plan: Plan, *, hz: float
+    ) -> None:
+        """Sample what ``progress`` says; VRAM, of every NVIDIA card, where ``plan`` puts layers on one."""
+        self.peak_rss_bytes = 0
+        self.peak_vram_bytes: int | None = None
+        self._process = f"runner-{os.getpid()}"
+        self._tables, self._job_id, self._progress = tables, job_id, progress
+        self._period, self._bytes_per_cell = 1.0 / hz, plan.kv_bytes / plan.cells
+        self._vram = plan.n_gpu_layers > 0
+        self._family = [psutil.Process()]
+        self._family_at = -_FAMILY_EVERY_S
+        self._began = time.monotonic()
+        self._last = (self._began, 0, 0)
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="tracer", daemon=True)
+        self.error: Exception | None = None
+
+    def __enter__(self) -> Tracer:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._done.set()
+        self._thread.join()
+        if self.error is not None and error is None:
+            raise self.error
+
+    def _run(self) -> None:
+        try:
+            while True:
+                self._sample()
+                if self._done.wait(self._period):
+                    self._sample()
+                    return
+        except Exception as error:  # raised again by __exit__, in the thread that can report it
+            self.error = error
+
+    def _sample(self) -> None:
+        now, p = time.monotonic(), self._progress
+        rss = self._rss(now)
+        vram = _vram_used_bytes() if self._vram else None
+        self.peak_rss_bytes = max(self.peak_rss_bytes, rss)
+        if vram is not None:
+            self.peak_vram_bytes = max(self.peak_vram_bytes or 0, vram)
+        then, prefilled, generated = self._last
+        tokens = p.prefill_tokens - prefilled if p.phase == "prefill" else p.generated_tokens - generated
+        self._last = (now, p.prefill_tokens, p.generated_tokens)
+        self._tables.append(
+            "traces",
+            job_id=self._job_id,
+            process=self._process,
+            t_s=now - self._began,
+            phase=p.phase,
+            rss_bytes=rss,
+            vram_bytes=vram,
+            kv_cells_used=p.cells_used,
+            kv_bytes=round(p.cells_used * self._bytes_per_cell),
+            active_sequences=p.active_sequences,
+            tok_s=max(0, tokens) / (now - then) if now > then else 0.0,
+        )
+
+    def _rss(self, now: float) -> int:
+        """Resident bytes of this process and its children."""
+        if now - self._family_at >= _FAMILY_EVERY_S:
+            self._family = [self._family[0], *self._family[0].children(recursive=True)]
+            self._family_at = now
+        total = 0
+        for process in self._family:
+            try:
+                total += process.memory_info().rss
+            except psutil.Error:
+                continue
+        return total
+
+
+def _vram_used_bytes() -> int | None:
+    """Memory in use on all NVIDIA cards together; None where there is no driver."""
+    try:
+        pynvml.nvmlInit()
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
+        return sum(int(pynvml.nvmlDeviceGetMemoryInfo(handle).used) for handle in handles)
+    except pynvml.NVMLError:
+        return None

@@ -1,0 +1,197 @@
+"""The number that a text answers with, exact: ``3.14`` is not 14, ``**12**`` and ``$12.00`` are the same.
+
+Nothing is rounded and no float is involved, so that two different numbers never share a key. What reads as
+a number but is only part of one (a power, a date, a version, ``2,5``) is skipped rather than guessed.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+
+from runner.voting.text import Found, announced, boxed
+
+_MARK = r"['’_\u00a0\u2009\u202f]|\\[,;!:]"
+_TOKEN = re.compile(
+    rf"""(?<![A-Za-z_])(?!(?:USD|EUR|GBP|INR|CHF|Rs)\d)[A-Za-z][A-Za-z_]*\d(?:\w|[.,](?=\d))*    # H2O, v1.2
+    |(?P<fraction>(?<![\d/.,])(?:(?P<whole>\d{{1,50}})\ +)?(?P<top>\d{{1,50}})\ ?/\ ?(?P<bottom>\d{{1,50}})
+        (?![\d/]|[.,]\d))
+    |(?P<latex>(?:(?P<lwhole>\d{{1,50}})\ *)?\\[dt]?frac\s*\{{\s*(?P<ltop>\d{{1,50}})\s*\}}
+        \s*\{{\s*(?P<lbottom>\d{{1,50}})\s*\}})
+    |(?P<run>(?:\d|(?<![\w.])\.(?=\d))(?:\d|(?:[.,]|\{{,\}}|{_MARK})(?=\d))*)
+    """,
+    re.VERBOSE,
+)
+_PLAIN = re.compile(r"\d*(?:\.\d+)?")
+_GROUPED = re.compile(  # 1,234,567.8; 1,23,456 (lakh); 1'234.5
+    r"[1-9]\d{0,2}(?:,\d{3})+(?:\.\d+)?|[1-9]\d?(?:,\d{2})+,\d{3}(?:\.\d+)?|[1-9]\d{0,2}(?:'\d{3})+(?:\.\d+)?"
+)
+_CONTINENTAL = re.compile(r"[1-9]\d{0,2}(?:\.\d{3})+,\d{1,2}|[1-9]\d{0,2}(?:\.\d{3}){2,}(?:,\d+)?")
+_EXPONENT = re.compile(r"[eE]([+\-−]?\d{1,4})(?!\w)")
+_TIMES_TEN = re.compile(
+    r"\s*(?:×|x|\*|·|\\times|\\cdot)\s*10\s*(?:(?:\^|\*\*)\s*\{?\s*([+\-−]?\d{1,4})(?!\d)\s*\}?|([⁺⁻]?[⁰¹²³⁴-⁹]{1,4}))"
+)
+_MAGNITUDE = re.compile(r"\s+(hundred|thousand|million|billion|trillion)s?\b|(k)\b", re.IGNORECASE)
+_POWERS = {"hundred": 2, "thousand": 3, "k": 3, "million": 6, "billion": 9, "trillion": 12}
+_SUPERSCRIPT = str.maketrans("⁺⁻⁰¹²³⁴⁵⁶⁷⁸⁹−", "+-0123456789-")
+# In front of a number: a sign that is no hyphen and no operator, around a currency.
+_SIGN = re.compile(r"(?:^|(?<=[^\w)\]}.%\-−–]))([-−–－])?(?:\\?[$€£¥₹]\s?)?(?<![\w)\]}.%])([-−－])?$")
+_BOUND_BEFORE = re.compile(r"(?:\^\s*\{?\s*[-+−]?|√|\\sqrt\s*\{?\s*|\d[/:])$")
+_BOUND_AFTER = re.compile(r"\s*(?:\^|π|√|\\pi\b|\\sqrt\b)|[eE][+\-−]?\d|[/:]\d")
+_CHAIN = re.compile(
+    r"(?=[^=]*[-+−*/×÷·])(?:[^=\n\w]|\d|\b(?!(?:because|since|as|so|which|where|when|given|from)\b)[a-z]+\b)*=\s*",
+    re.IGNORECASE,
+)
+_HASHES = re.compile(r"####[\s*$€£-]*(?=[\d.])")
+_HEADING = re.compile(r"[.):]\s+\w")
+
+
+@dataclass(frozen=True)
+class Number:
+    """A number in a text: its exact key and where it stands, sign and currency not included."""
+
+    key: str
+    start: int
+    end: int
+
+
+def find_number(text: str) -> Found | str:
+    """The number that is boxed, else behind ``####``, else announced, else the last; or why there is none."""
+    numbers = list(scan(text))
+    if not numbers:
+        digits = any(character.isdigit() for character in text)
+        return "no number stands alone" if digits else "there is no number"
+    for start, end in boxed(text):
+        inside = [number for number in numbers if start <= number.start and number.end <= end]
+        if inside:
+            return _found(inside[-1], "boxed")
+    for match in reversed(list(_HASHES.finditer(text))):
+        behind = next((number for number in numbers if number.start == match.end()), None)
+        if behind and not _HEADING.match(text, behind.end):
+            return _found(behind, "hashes")
+    for start, end in announced(text):
+        inside = [number for number in numbers if start <= number.start < end]
+        if inside:
+            return _found(_result(text, inside), "announced")
+    return _found(numbers[-1], "last")
+
+
+def _found(number: Number, rule: str) -> Found:
+    return Found(number.key, (number.start, number.end), rule)
+
+
+def _result(text: str, numbers: list[Number]) -> Number:
+    """The first of ``numbers``, or where it opens a sum (``3 + 4 = 7``) what that comes to."""
+    result = numbers[0]
+    for number in numbers[1:]:
+        chain = _CHAIN.match(text, result.end)
+        if chain is None:
+            break
+        if number.start >= chain.end():
+            result = number
+    return result
+
+
+def is_number(text: str) -> bool:
+    """Whether ``text`` is one number and nothing else but a currency, a percent sign or emphasis."""
+    numbers = list(scan(text))
+    if len(numbers) != 1:
+        return False
+    around = text[: numbers[0].start] + text[numbers[0].end :]
+    return re.fullmatch(r"[\s$€£¥₹%+\-−*_`.\\{}]*", re.sub(r"\\boxed|^\s*####", "", around)) is not None
+
+
+def scan(text: str) -> Iterator[Number]:
+    """Every number in ``text`` that stands for itself, in order."""
+    for match in _TOKEN.finditer(text):
+        if match["run"] is not None:
+            yield from _run(text, match.start(), match.end())
+        elif match["fraction"] or match["latex"]:
+            number = _fraction(text, match)
+            if number:
+                yield number
+
+
+def _negative(text: str, start: int) -> bool:
+    sign = _SIGN.search(text, max(0, start - 6), start)
+    return sign is not None and bool(sign[1]) != bool(sign[2])
+
+
+def _bound(text: str, start: int, end: int) -> bool:
+    """Whether what stands from ``start`` to ``end`` is part of something else: a power, a root, a date."""
+    following = text[end : end + 1]
+    return (
+        _BOUND_BEFORE.search(text, max(0, start - 10), start) is not None
+        or _BOUND_AFTER.match(text, end) is not None
+        or (following != "" and unicodedata.category(following) == "No")
+    )
+
+
+def _run(text: str, start: int, end: int) -> Iterator[Number]:
+    run = re.sub(_MARK, "'", text[start:end].replace("{,}", ","))
+    if _PLAIN.fullmatch(run):
+        digits = run
+    elif _GROUPED.fullmatch(run):
+        digits = run.replace(",", "").replace("'", "")
+    elif _CONTINENTAL.fullmatch(run):
+        digits = run.replace(".", "").replace(",", ".")
+    else:
+        parts = run.split(",")
+        if len(parts) > 2 and all(_PLAIN.fullmatch(part) for part in parts):
+            for part in parts:
+                yield Number(_key(part, 0, False), start, start + len(part))
+                start += len(part) + 1
+        return
+    exponent = 0
+    if match := _EXPONENT.match(text, end) or _TIMES_TEN.match(text, end):
+        exponent = int(next(group for group in match.groups() if group).translate(_SUPERSCRIPT))
+        number_end = match.end()
+    else:
+        number_end = end
+        while match := _MAGNITUDE.match(text, number_end):
+            exponent += _POWERS[(match[1] or match[2]).lower()]
+            number_end = match.end()
+    if not _bound(text, start, number_end):
+        yield Number(_key(digits, exponent, _negative(text, start)), start, number_end)
+
+
+def _fraction(text: str, match: re.Match[str]) -> Number | None:
+    prefix = "l" if match["latex"] else ""
+    whole = int(match[f"{prefix}whole"] or 0)
+    top, bottom = int(match[f"{prefix}top"]), int(match[f"{prefix}bottom"])
+    start = match.start()
+    if bottom == 0 or _bound(text, start, match.end()):
+        return None
+    if whole and top >= bottom:
+        whole, start = 0, match.start(f"{prefix}top")
+    value = whole + Fraction(top, bottom)
+    negative = _negative(text, start)
+    rest, places = value.denominator, 0
+    while rest % 10 == 0 or rest % 5 == 0 or rest % 2 == 0:
+        rest //= 10 if rest % 10 == 0 else 5 if rest % 5 == 0 else 2
+        places += 1
+    if rest == 1:
+        digits = str(value.numerator * 10**places // value.denominator)
+        return Number(_key(digits, -places, negative), start, match.end())
+    key = f"{'-' if negative else ''}{value.numerator}/{value.denominator}"
+    return Number(key, start, match.end())
+
+
+def _key(digits: str, exponent: int, negative: bool) -> str:
+    """One spelling a value: no leading or trailing zeros, no exponent unless it saves more than 30 zeros."""
+    whole, _, part = "".join(c if c == "." else str(unicodedata.decimal(c)) for c in digits).partition(".")
+    significant = (whole + part).lstrip("0")
+    trimmed = significant.rstrip("0")
+    if not trimmed:
+        return "0"
+    exponent += len(significant) - len(trimmed) - len(part)
+    sign = "-" if negative else ""
+    if 0 <= exponent <= 30:
+        return f"{sign}{trimmed}{'0' * exponent}"
+    if exponent < 0 and -exponent - len(trimmed) <= 30:
+        padded = trimmed.rjust(1 - exponent, "0")
+        return f"{sign}{padded[:exponent]}.{padded[exponent:]}"
+    return f"{sign}{trimmed}e{exponent}"

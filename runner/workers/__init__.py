@@ -1,0 +1,1 @@
+"""Who executes a swarm, one file a kind."""

@@ -1,0 +1,332 @@
+"""Tiny random-weight GGUFs of architectures for which no small pretrained file exists.
+
+They test structure, memory and state, never quality. The tokenizer is byte-level BPE with one merge, so that any
+text can be used as a prompt and a vocabulary of 260 keeps the files at a few hundred kilobytes. ``sparse=True``
+writes the header of a model of any size and leaves the tensors a hole in the file: enough for a dry run.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+from gguf import GGUFWriter, TokenType
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+
+Shape = tuple[int, ...]
+Fields = dict[str, int | float | list[int]]
+Tensors = dict[str, Shape]
+
+EOS = 257
+
+
+def write_qwen35moe(path: Path, *, sparse: bool = False, vocabulary: int = 260, **dims: int) -> Path:
+    """Every fourth block full attention, the rest gated delta nets, experts in all."""
+    d = {"n_layer": 8, "n_embd": 64, "n_head": 2, "n_head_kv": 1, "head_dim": 64, "d_conv": 4, "d_state": 32,
+         "dt_rank": 4, "n_group": 2, "n_expert": 4, "n_expert_used": 2, "n_ff_expert": 32} | dims  # fmt: skip
+    fields = _qwen35_fields(d) | {
+        "expert_count": d["n_expert"],
+        "expert_used_count": d["n_expert_used"],
+        "expert_feed_forward_length": d["n_ff_expert"],
+        "expert_shared_feed_forward_length": d["n_ff_expert"],
+    }
+    tensors: Tensors = {}
+    for block in range(d["n_layer"]):
+        tensors |= _prefixed(block, _qwen35_mixer(d, block) | _experts(d) | _shared_expert(d))
+    return _write(path, "qwen35moe", fields, _outer(d, vocabulary) | tensors, vocabulary, sparse)
+
+
+def write_qwen35(path: Path, *, sparse: bool = False, vocabulary: int = 260, **dims: int) -> Path:
+    """As :func:`write_qwen35moe` with a dense FFN."""
+    d = {"n_layer": 8, "n_embd": 64, "n_head": 2, "n_head_kv": 1, "head_dim": 64, "d_conv": 4, "d_state": 32,
+         "dt_rank": 4, "n_group": 2, "n_ff": 128} | dims  # fmt: skip
+    fields = _qwen35_fields(d) | {"feed_forward_length": d["n_ff"]}
+    tensors: Tensors = {}
+    for block in range(d["n_layer"]):
+        tensors |= _prefixed(block, _qwen35_mixer(d, block) | _ffn(d))
+    return _write(path, "qwen35", fields, _outer(d, vocabulary) | tensors, vocabulary, sparse)
+
+
+def write_lfm2(path: Path, *, sparse: bool = False, vocabulary: int = 260, **dims: int) -> Path:
+    """Short convolutions, and attention in every third block."""
+    d = {"n_layer": 6, "n_embd": 128, "n_head": 2, "n_head_kv": 1, "n_ff": 256, "l_cache": 3} | dims
+    n_embd, head = d["n_embd"], d["n_embd"] // d["n_head"]
+    kv_heads = [d["n_head_kv"] if block % 3 == 2 else 0 for block in range(d["n_layer"])]
+    fields = _common_fields(d) | {
+        "feed_forward_length": d["n_ff"],
+        "attention.head_count_kv": kv_heads,
+        "shortconv.l_cache": d["l_cache"],
+    }
+    tensors: Tensors = {"token_embd.weight": (n_embd, vocabulary), "token_embd_norm.weight": (n_embd,)}
+    for block, heads in enumerate(kv_heads):
+        mixer: Tensors = {
+            "shortconv.conv.weight": (d["l_cache"], n_embd),
+            "shortconv.in_proj.weight": (n_embd, 3 * n_embd),
+            "shortconv.out_proj.weight": (n_embd, n_embd),
+        }
+        if heads:
+            mixer = _attention(n_embd, n_embd, heads * head) | _qk_norms(head)
+        tensors |= _prefixed(
+            block, {"attn_norm.weight": (n_embd,), "ffn_norm.weight": (n_embd,)} | mixer | _ffn(d)
+        )
+    return _write(path, "lfm2", fields, tensors, vocabulary, sparse)
+
+
+def write_granitehybrid(path: Path, *, sparse: bool = False, vocabulary: int = 260, **dims: int) -> Path:
+    """Mamba 2, and attention in every fourth block."""
+    d = {"n_layer": 4, "n_embd": 128, "n_head": 2, "n_head_kv": 1, "n_ff": 256, "d_conv": 4, "d_state": 16,
+         "dt_rank": 4, "n_group": 1} | dims  # fmt: skip
+    n_embd, d_inner, head = d["n_embd"], 2 * d["n_embd"], d["n_embd"] // d["n_head"]
+    kv_heads = [d["n_head_kv"] if block % 4 == 3 else 0 for block in range(d["n_layer"])]
+    fields = _common_fields(d) | {
+        "feed_forward_length": d["n_ff"],
+        "attention.head_count_kv": kv_heads,
+        **_ssm_fields(d, d_inner),
+    }
+    conv = d_inner + 2 * d["n_group"] * d["d_state"]
+    tensors = _outer(d, vocabulary)
+    for block, heads in enumerate(kv_heads):
+        mixer: Tensors = {
+            "ssm_in.weight": (n_embd, d_inner + conv + d["dt_rank"]),
+            "ssm_conv1d.weight": (d["d_conv"], conv),
+            "ssm_dt.bias": (d["dt_rank"],),
+            "ssm_a": (1, d["dt_rank"]),
+            "ssm_d": (1, d["dt_rank"]),
+            "ssm_norm.weight": (d_inner // d["n_group"], d["n_group"]),
+            "ssm_out.weight": (d_inner, n_embd),
+        }
+        if heads:
+            mixer = _attention(n_embd, n_embd, heads * head)
+        tensors |= _prefixed(
+            block, {"attn_norm.weight": (n_embd,), "ffn_norm.weight": (n_embd,)} | mixer | _ffn(d)
+        )
+    return _write(path, "granitehybrid", fields, tensors, vocabulary, sparse)
+
+
+def write_qwen3moe(path: Path, *, sparse: bool = False, vocabulary: int = 260, **dims: int) -> Path:
+    """Full attention in every block, and experts."""
+    d = {"n_layer": 4, "n_embd": 128, "n_head": 4, "n_head_kv": 2, "head_dim": 64, "n_ff": 256, "n_expert": 8,
+         "n_expert_used": 2, "n_ff_expert": 64} | dims  # fmt: skip
+    n_embd, head = d["n_embd"], d["head_dim"]
+    fields = _common_fields(d) | {
+        "feed_forward_length": d["n_ff"],
+        "attention.head_count_kv": d["n_head_kv"],
+        "attention.key_length": head,
+        "attention.value_length": head,
+        "expert_count": d["n_expert"],
+        "expert_used_count": d["n_expert_used"],
+        "expert_feed_forward_length": d["n_ff_expert"],
+    }
+    tensors = _outer(d, vocabulary)
+    for block in range(d["n_layer"]):
+        inner = _attention(n_embd, d["n_head"] * head, d["n_head_kv"] * head) | _qk_norms(head) | _experts(d)
+        tensors |= _prefixed(block, {"attn_norm.weight": (n_embd,), "ffn_norm.weight": (n_embd,)} | inner)
+    return _write(path, "qwen3moe", fields, tensors, vocabulary, sparse)
+
+
+def write_llama(path: Path, *, sparse: bool = False, vocabulary: int = 260, **dims: int) -> Path:
+    """Full attention in every block and a dense FFN: the plainest model there is."""
+    d = {"n_layer": 2, "n_embd": 128, "n_head": 4, "n_head_kv": 2, "n_ff": 256} | dims
+    n_embd, head = d["n_embd"], d["n_embd"] // d["n_head"]
+    fields = _common_fields(d) | {
+        "feed_forward_length": d["n_ff"],
+        "attention.head_count_kv": d["n_head_kv"],
+        "rope.dimension_count": head,
+    }
+    tensors = _outer(d, vocabulary)
+    for block in range(d["n_layer"]):
+        inner = _attention(n_embd, n_embd, d["n_head_kv"] * head) | _ffn(d)
+        tensors |= _prefixed(block, {"attn_norm.weight": (n_embd,), "ffn_norm.weight": (n_embd,)} | inner)
+    return _write(path, "llama", fields, tensors, vocabulary, sparse)
+
+
+WRITERS: dict[str, Callable[..., Path]] = {
+    "granitehybrid": write_granitehybrid,
+    "lfm2": write_lfm2,
+    "llama": write_llama,
+    "qwen35": write_qwen35,
+    "qwen35moe": write_qwen35moe,
+    "qwen3moe": write_qwen3moe,
+}
+"""Every architecture here, by llama.cpp's name."""
+
+
+def _common_fields(d: dict[str, int]) -> Fields:
+    return {
+        "block_count": d["n_layer"],
+        "context_length": 262144,
+        "embedding_length": d["n_embd"],
+        "attention.head_count": d["n_head"],
+        "attention.layer_norm_rms_epsilon": 1e-6,
+        "rope.freq_base": 10000.0,
+    }
+
+
+def _ssm_fields(d: dict[str, int], d_inner: int) -> Fields:
+    return {
+        "ssm.conv_kernel": d["d_conv"],
+        "ssm.inner_size": d_inner,
+        "ssm.state_size": d["d_state"],
+        "ssm.time_step_rank": d["dt_rank"],
+        "ssm.group_count": d["n_group"],
+    }
+
+
+def _qwen35_fields(d: dict[str, int]) -> Fields:
+    rotated = d["head_dim"] // 4
+    return {
+        **_common_fields(d),
+        "attention.head_count_kv": d["n_head_kv"],
+        "attention.key_length": d["head_dim"],
+        "attention.value_length": d["head_dim"],
+        "full_attention_interval": 4,
+        "rope.dimension_count": rotated,
+        "rope.dimension_sections": [rotated // 2 - 2 * (rotated // 6), rotated // 6, rotated // 6, 0],
+        **_ssm_fields(d, d["dt_rank"] * d["d_state"]),
+    }
+
+
+def _qwen35_mixer(d: dict[str, int], block: int) -> Tensors:
+    n_embd, head = d["n_embd"], d["head_dim"]
+    norms: Tensors = {"attn_norm.weight": (n_embd,), "post_attention_norm.weight": (n_embd,)}
+    if block % 4 == 3:
+        q, kv = d["n_head"] * head, d["n_head_kv"] * head
+        gated = _attention(n_embd, q, kv) | {"attn_q.weight": (n_embd, 2 * q)}
+        return norms | gated | _qk_norms(head)
+    value = d["dt_rank"] * d["d_state"]
+    mixed = value + 2 * d["n_group"] * d["d_state"]
+    return norms | {
+        "attn_qkv.weight": (n_embd, mixed),
+        "attn_gate.weight": (n_embd, value),
+        "ssm_conv1d.weight": (d["d_conv"], mixed),
+        "ssm_dt.bias": (d["dt_rank"],),
+        "ssm_a": (d["dt_rank"],),
+        "ssm_beta.weight": (n_embd, d["dt_rank"]),
+        "ssm_alpha.weight": (n_embd, d["dt_rank"]),
+        "ssm_norm.weight": (d["d_state"],),
+        "ssm_out.weight": (value, n_embd),
+    }
+
+
+def _attention(n_embd: int, q: int, kv: int) -> Tensors:
+    return {
+        "attn_q.weight": (n_embd, q),
+        "attn_k.weight": (n_embd, kv),
+        "attn_v.weight": (n_embd, kv),
+        "attn_output.weight": (q, n_embd),
+    }
+
+
+def _qk_norms(head: int) -> Tensors:
+    return {"attn_q_norm.weight": (head,), "attn_k_norm.weight": (head,)}
+
+
+def _ffn(d: dict[str, int], *, suffix: str = "", width: str = "n_ff") -> Tensors:
+    n_embd, n_ff = d["n_embd"], d[width]
+    return {
+        f"ffn_gate{suffix}.weight": (n_embd, n_ff),
+        f"ffn_up{suffix}.weight": (n_embd, n_ff),
+        f"ffn_down{suffix}.weight": (n_ff, n_embd),
+    }
+
+
+def _experts(d: dict[str, int]) -> Tensors:
+    each = _ffn(d, suffix="_exps", width="n_ff_expert")
+    stacked: Tensors = {name: (*shape, d["n_expert"]) for name, shape in each.items()}
+    return {"ffn_gate_inp.weight": (d["n_embd"], d["n_expert"])} | stacked
+
+
+def _shared_expert(d: dict[str, int]) -> Tensors:
+    return {"ffn_gate_inp_shexp.weight": (d["n_embd"],)} | _ffn(d, suffix="_shexp", width="n_ff_expert")
+
+
+def _outer(d: dict[str, int], vocabulary: int) -> Tensors:
+    return {"token_embd.weight": (d["n_embd"], vocabulary), "output_norm.weight": (d["n_embd"],)}
+
+
+def _prefixed(block: int, tensors: Tensors) -> Tensors:
+    return {f"blk.{block}.{name}": shape for name, shape in tensors.items()}
+
+
+def _write(path: Path, arch: str, fields: Fields, tensors: Tensors, vocabulary: int, sparse: bool) -> Path:
+    writer = GGUFWriter(path, arch)
+    for name, value in fields.items():
+        key = f"{arch}.{name}"
+        if isinstance(value, list):
+            writer.add_array(key, value)
+        elif isinstance(value, float):
+            writer.add_float32(key, value)
+        else:
+            writer.add_uint32(key, value)
+    _add_tokenizer(writer, vocabulary)
+    random = np.random.default_rng(0)
+    size = 0
+    for name, shape in tensors.items():
+        if sparse:
+            # Matrices in Q8_0, as a large model would have them; the rest must be f32.
+            kind = (
+                GGMLQuantizationType.Q8_0
+                if len(shape) > 1 and shape[0] % 32 == 0
+                else GGMLQuantizationType.F32
+            )
+            block, block_bytes = GGML_QUANT_SIZES[kind]
+            n_bytes = int(np.prod(shape, dtype=np.int64)) // block * block_bytes
+            writer.add_tensor_info(name, shape[::-1], np.dtype(np.float32), n_bytes, kind)
+            size += -(-n_bytes // 32) * 32
+        else:
+            writer.add_tensor(name, _values(random, name, shape))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    if sparse:
+        writer.write_ti_data_to_file()
+    else:
+        writer.write_tensors_to_file()
+    writer.close()
+    if sparse:
+        header = path.stat().st_size
+        os.truncate(path, -(-header // 32) * 32 + size)
+    return path
+
+
+def _values(random: np.random.Generator, name: str, shape: Shape) -> np.ndarray:
+    """Random values that keep activations near 1, shaped as numpy wants them: the last axis runs fastest."""
+    if name.endswith("norm.weight"):
+        return np.ones(shape[::-1], np.float32)
+    if name.endswith("ssm_a"):
+        return -random.uniform(0.2, 1.0, shape[::-1]).astype(np.float32)
+    scale = 1.0 if name == "token_embd.weight" else shape[0] ** -0.5
+    return (scale * random.standard_normal(shape[::-1])).astype(np.float32)
+
+
+def _add_tokenizer(writer: GGUFWriter, vocabulary: int) -> None:
+    """Byte-level BPE: 256 bytes, three control tokens, one merge, and unused tokens up to ``vocabulary``."""
+    letters = list(_byte_letters())
+    tokens = [*letters, "<|im_start|>", "<|endoftext|>", "<|im_end|>", "Ġt"]
+    tokens += [f"<unused{n}>" for n in range(vocabulary - len(tokens))]
+    kinds = [TokenType.NORMAL] * len(tokens)
+    for index in (256, EOS, 258):
+        kinds[index] = TokenType.CONTROL
+    for index in range(260, len(tokens)):
+        kinds[index] = TokenType.UNUSED
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("smollm")
+    writer.add_token_list(tokens)
+    writer.add_token_types(kinds)
+    writer.add_token_merges(["Ġ t"])
+    writer.add_eos_token_id(EOS)
+    writer.add_bos_token_id(EOS)
+    writer.add_add_bos_token(False)
+
+
+def _byte_letters() -> Iterator[str]:
+    """The printable letter of each byte in GPT-2's byte-level BPE."""
+    printable = {*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    shifted = 256
+    for byte in range(256):
+        if byte in printable:
+            yield chr(byte)
+        else:
+            yield chr(shifted)
+            shifted += 1
