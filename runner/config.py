@@ -163,7 +163,7 @@ class PromptsConfig:
     items: list[Any] = field(default_factory=list)
     count: Count = 8
     tokens: Annotated[int, Field(ge=128)] = 1000
-    facts: Count = 4
+    facts: Count = 1
     depths: list[Share] = field(default_factory=lambda: [0.1, 0.35, 0.6, 0.85])
     seed: Annotated[int, Field(ge=0)] = 0
     limit: Count | None = None

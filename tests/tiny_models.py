@@ -91,6 +91,7 @@ def write_granitehybrid(path: Path, *, sparse: bool = False, vocabulary: int = 2
         mixer: Tensors = {
             "ssm_in.weight": (n_embd, d_inner + conv + d["dt_rank"]),
             "ssm_conv1d.weight": (d["d_conv"], conv),
+            "ssm_conv1d.bias": (conv,),
             "ssm_dt.bias": (d["dt_rank"],),
             "ssm_a": (1, d["dt_rank"]),
             "ssm_d": (1, d["dt_rank"]),

@@ -139,7 +139,7 @@ def _parse(path: Path, data: mmap.mmap, size: int) -> GgufFile:
     tensors, end = _tensors(path, cursor, n_tensors)
     alignment = int(fields.get("general.alignment", _DEFAULT_ALIGNMENT)) or _DEFAULT_ALIGNMENT
     promised = -(-cursor.at // alignment) * alignment + end
-    if promised > size:
+    if tensors and promised > size:
         raise ModelError(
             f"{path} is a truncated GGUF: its tensors end at byte {promised}, the file has {size} "
             f"({promised - size} missing); fetch the file again"

@@ -46,6 +46,11 @@ class _Header:
     def __init__(self, file: GgufFile) -> None:
         self.file = file
         self.fields = file.fields
+        parts = int(file.fields.get("split.count", 1))
+        if int(file.fields.get("split.no", 0)) > 0:
+            raise ModelError(
+                f"{file.path} is not the first of {parts} files; give *-00001-of-{parts:05d}.gguf"
+            )
         self.arch = str(file.fields.get("general.architecture", ""))
         if not self.arch:
             raise ModelError(f"{file.path} names no architecture; it is no model llama.cpp can load")
@@ -89,16 +94,9 @@ class _Header:
     def weights_bytes(self) -> int:
         total = sum(self.file.tensors.values())
         parts = int(self.fields.get("split.count", 1))
-        stem, _, tail = self.file.path.name.rpartition("-00001-of-")
-        if parts > 1 and stem and tail:
-            for part in range(2, parts + 1):
-                sibling = self.file.path.with_name(f"{stem}-{part:05d}-of-{tail}")
-                total += sum(gguf_file.read(sibling).tensors.values())
-        elif parts > 1:
-            raise ModelError(
-                f"{self.file.path} is one of {parts} files of a split model; "
-                f"give the first, *-00001-of-{parts:05d}.gguf"
-            )
+        for part in range(2, parts + 1):
+            name = self.file.path.name.replace("-00001-of-", f"-{part:05d}-of-")
+            total += sum(gguf_file.read(self.file.path.with_name(name)).tensors.values())
         return total
 
 

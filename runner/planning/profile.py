@@ -113,10 +113,10 @@ def from_config(config: ProfileConfig) -> ModelProfile:
     Raises:
         ConfigError: recurrent layers without their dimensions, or a window without its pattern.
     """
-    if config.full_attention_interval is not None and config.recurrent is None:
+    if (config.full_attention_interval is None) != (config.recurrent is None):
         raise ConfigError(
-            "model.profile: full_attention_interval makes layers recurrent; give recurrent.d_conv, d_inner, "
-            "d_state and n_group too"
+            "model.profile: full_attention_interval and recurrent (d_conv, d_inner, d_state, n_group) go together; "
+            "give both or neither"
         )
     if (config.sliding_window is None) != (config.sliding_pattern is None):
         raise ConfigError(

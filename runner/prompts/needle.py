@@ -18,12 +18,15 @@ def needle_prompts(config: PromptsConfig, count_tokens: Callable[[str], int]) ->
     """``config.count`` questions over as many documents as ``config.facts`` facts in each make necessary.
 
     The same config and tokenizer give the same prompts. A document is ``config.tokens`` long less room for
-    the question; fact i of a document lies at ``config.depths[i % len(depths)]`` of it.
+    the question; the depths are dealt out to the facts of all documents in turn.
     """
     prompts: list[Prompt] = []
     for number in range(-(-config.count // config.facts)):
         rng = random.Random(f"{config.seed}/{number}")
-        document, codes = _document(config, rng, count_tokens)
+        depths = [
+            config.depths[(number * config.facts + i) % len(config.depths)] for i in range(config.facts)
+        ]
+        document, codes = _document(config, depths, rng, count_tokens)
         for key, code in codes.items():
             prompts.append(
                 Prompt(
@@ -38,9 +41,9 @@ def needle_prompts(config: PromptsConfig, count_tokens: Callable[[str], int]) ->
 
 
 def _document(
-    config: PromptsConfig, rng: random.Random, count_tokens: Callable[[str], int]
+    config: PromptsConfig, depths: list[float], rng: random.Random, count_tokens: Callable[[str], int]
 ) -> tuple[str, dict[str, str]]:
-    """A document and the codes hidden in it, by the name of their vault."""
+    """A document with a fact at each of ``depths``, and the codes in it by the name of their vault."""
     codes: dict[str, str] = {}
     while len(codes) < config.facts:
         codes[f"{rng.choice('BCDFGHJKLMNPQRSTVWXZ')}{rng.randrange(10)}"] = str(rng.randint(1000, 9999))
@@ -60,8 +63,7 @@ def _document(
         body.append(sentence)
     # From the last place backwards, so that an insertion does not move the places still to come.
     places = sorted(
-        ((round(config.depths[i % len(config.depths)] * len(body)), fact) for i, fact in enumerate(facts)),
-        reverse=True,
+        ((round(depth * len(body)), fact) for depth, fact in zip(depths, facts, strict=True)), reverse=True
     )
     for place, fact in places:
         body.insert(place, fact)

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from string import ascii_uppercase
 
 from runner.errors import ConfigError
-from runner.voting.text import Found, Span, announced, boxed, normalise_text
+from runner.voting.text import Found, announced, boxed, normalise_text
 
 _UNKNOWN_OPTIONS = ascii_uppercase[:10]
 # Possessive throughout: a worker that repeats itself for a thousand tokens must not cost a second to read.
-_LEAD = r"[\s*_`\"'(\[{$>#-]*+(?:\\(?:text|textbf|mathrm|mathbf)\s*+\{[\s*_`\"'(\[{]*+)?+"
+_LEAD = r"[\s*_`\"'(\[{$<>#-]*+(?:\\(?:text|textbf|mathrm|mathbf)\s*+\{[\s*_`\"'(\[{]*+)?+"
+_AHEAD = re.compile(rf"(?P<lead>{_LEAD})(?:the\s++)?+", re.IGNORECASE)
 _LINE_LEAD = _LEAD.replace(r"\s", r" \t")
 _NAMED = r"(?:(?:the\s++)?(?:correct\s++)?(?:option|choice|letter|answer)\s++(?:is\s++)?+[*_`\"'(\[{]*+)?+"
 _CLOSED = re.compile(r"[\s*_`]*(?:$|\n|\.(?!\w)|[,;:!?()\]}\"`>|/*_]|'(?!\w)|[-–—](?=\s))")
@@ -24,7 +25,8 @@ _SPOKEN_OF = re.compile(r"[\s*_`]+(?:is|was|because|since|as|seems|would|must|sh
 _REJECTED = re.compile(r"[\s*_`)\]\"']*(?:is|was)(?:n't|\s+(?:not|wrong|incorrect|false))\b", re.IGNORECASE)
 _CHOSEN = (
     r"\b(?:option|choice|letter|choose|chose|pick|picked|select|selected|go(?:ing)?\s+with|say|guess|think|believe|"
-    r"it['’]s|(?:it|this|that|correct)\s+is|(?:must|should|would|to)\s+be)\s+[*_`\"'(\[]*"
+    r"so|thus|hence|therefore|it['’]s|(?:it|this|that|correct|option|choice)\s+is|(?:must|should|would|to)\s+be),?\s+"
+    r"[*_`\"'(\[]*"
 )
 
 
@@ -63,21 +65,30 @@ def find_choice(text: str, choices: Sequence[str]) -> Found | str:
         ConfigError: more choices than letters.
     """
     options = _Options.of(choices)
-    whole = (0, len(text))
     if found := _exact(text, options):
         return found
-    for span in boxed(text):
-        if found := _leading(text, span, options, "boxed", certain=True):
-            return found
-    for span in announced(text):
-        if found := _leading(text, span, options, "announced", certain=True):
-            return found
-    if found := _leading(text, whole, options, "start", certain=False):
-        return found
+    mentions = list(_mentions(text, options))
+    words = {mention.start(): Found(label, mention.span(), "") for label, mention in mentions}
+    leading = re.compile(_LEAD + _NAMED + options.pattern(), re.IGNORECASE)
+    for rule, spans in (("boxed", boxed(text)), ("announced", announced(text))):
+        for start, end in spans:
+            match = leading.match(text, start)
+            if match and match.start("label") < end and _stands(text, match, options, certain=True):
+                return _label(match, rule)
+            ahead = _AHEAD.match(text, start)
+            if ahead and (named := words.get(ahead.end("lead")) or words.get(ahead.end())):
+                return replace(named, rule=rule)
+    first = leading.match(text)
+    if first and _stands(text, first, options):
+        return _label(first, "start")
     for rule, matches in (("line", _lines(text, options)), ("chosen", _chosen(text, options))):
         if matches:
-            return Found(matches[-1]["label"].upper(), matches[-1].span("label"), rule)
-    return _bracketed(text, options) or _mentioned(text, options)
+            return _label(matches[-1], rule)
+    return _bracketed(text, options) or _mentioned(mentions)
+
+
+def _label(match: re.Match[str], rule: str) -> Found:
+    return Found(match["label"].upper(), match.span("label"), rule)
 
 
 def _exact(text: str, options: _Options) -> Found | None:
@@ -87,24 +98,6 @@ def _exact(text: str, options: _Options) -> Found | None:
             start = len(text) - len(text.lstrip())
             return Found(label, (start, len(text.rstrip())), "option")
     return None
-
-
-def _leading(text: str, span: Span, options: _Options, rule: str, *, certain: bool) -> Found | None:
-    """The label or option that ``text[span]`` begins with; ``certain``: an answer is due at this place."""
-    start, end = span
-    match = re.compile(_LEAD + _NAMED + options.pattern(), re.IGNORECASE).match(text, start)
-    if match and match.start("label") < end and _stands(text, match, options, certain=certain):
-        return Found(match["label"].upper(), match.span("label"), rule)
-    if not certain:
-        return None
-    ahead = re.compile(_LEAD + r"(?:the\s+)?", re.IGNORECASE).match(text, start)
-    place = ahead.end() if ahead else start
-    starts = [
-        (mention.end(), label, mention.span())
-        for label, mention in _mentions(text, options)
-        if mention.start() in (place, start)
-    ]
-    return Found(max(starts)[1], max(starts)[2], rule) if starts else None
 
 
 def _stands(text: str, match: re.Match[str], options: _Options, *, certain: bool = False) -> bool:
@@ -144,7 +137,7 @@ def _bracketed(text: str, options: _Options) -> Found | None:
     """The one label that is set off by brackets or emphasis, if there is only one."""
     matches = list(re.finditer(r"(?:\(|\[|\*\*|__)" + options.pattern() + r"(?=\)|\]|\*\*|__)", text, re.I))
     labels = {match["label"].upper() for match in matches}
-    return Found(labels.pop(), matches[-1].span("label"), "bracketed") if len(labels) == 1 else None
+    return _label(matches[-1], "bracketed") if len(labels) == 1 else None
 
 
 def _mentions(text: str, options: _Options) -> Iterator[tuple[str, re.Match[str]]]:
@@ -163,8 +156,7 @@ def _mentions(text: str, options: _Options) -> Iterator[tuple[str, re.Match[str]
             yield options.labels[list(patterns).index(str(match.lastgroup))], match
 
 
-def _mentioned(text: str, options: _Options) -> Found | str:
-    mentions = list(_mentions(text, options))
+def _mentioned(mentions: list[tuple[str, re.Match[str]]]) -> Found | str:
     labels = sorted({label for label, _ in mentions})
     if len(labels) == 1:
         return Found(labels[0], mentions[-1][1].span(), "option")

@@ -104,6 +104,8 @@ _TRUTH = {"yes": "true", "true": "true", "no": "false", "false": "false"}
 _OPEN_QUESTION = re.compile(r"\b(?:true|yes)\s*(?:or|/)\s*(?:false|no)\b", re.IGNORECASE)
 _WORD = re.compile(r"(?P<not>\b(?:not|isn['’]t|never)\s+)?\b(?P<word>yes|no|true|false)\b", re.IGNORECASE)
 _LEADING = re.compile(r"[\W_]*(?:that\s+is\s+|that['’]s\s+|it\s+is\s+|it['’]s\s+)?", re.IGNORECASE)
+_NOUN = re.compile(r"\s+[a-z]")
+_ALONE = re.compile(r"[*_\"')]*+(?:[.,;:!?\n]|\s*+$)")
 
 
 def _find_boolean(text: str) -> Found | str:
@@ -116,11 +118,11 @@ def _find_boolean(text: str) -> Found | str:
     for rule, start in [*starts, ("start", 0)]:
         lead = _LEADING.match(text, start)
         match = _WORD.match(text, lead.end() if lead else start)
-        if match and (match["word"].lower() != "no" or not re.match(r"\s+[a-z]", text[match.end() :])):
+        if match and (match["word"].lower() != "no" or not _NOUN.match(text, match.end())):
             return _truth(match, rule)
     matches = list(_WORD.finditer(text))
     spoken = [match for match in matches if match["word"].lower() in ("true", "false")]
-    alone = [match for match in matches if re.match(r"[*_\"')]*(?:[.,;:!?\n]|\s*$)", text[match.end() :])]
+    alone = [match for match in matches if _ALONE.match(text, match.end())]
     last = (spoken or alone)[-1:]
     return _truth(last[0], "last") if last else "there is no yes, no, true or false"
 

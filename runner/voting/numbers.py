@@ -21,7 +21,8 @@ _TOKEN = re.compile(
         (?![\d/]|[.,]\d))
     |(?P<latex>(?:(?P<lwhole>\d{{1,50}})\ *)?\\[dt]?frac\s*\{{\s*(?P<ltop>\d{{1,50}})\s*\}}
         \s*\{{\s*(?P<lbottom>\d{{1,50}})\s*\}})
-    |(?P<run>(?:\d|(?<![\w.])\.(?=\d))(?:\d|(?:[.,]|\{{,\}}|{_MARK})(?=\d))*)
+    |(?P<run>(?<![\d.,])(?:[1-9]\d?(?:\ \d{{3}}){{2,}}|[1-9]\d{{0,2}}(?:\ \d{{3}})*\ 0\d\d(?:\ \d{{3}})*)
+        (?:\.\d+)?(?![.,]?\d)|(?:\d|(?<![\w.])\.(?=\d))(?:\d|(?:[.,]|\{{,\}}|{_MARK})(?=\d))*)(?P<exponent>[eE][+\-−]?\d+(?!\w))?
     """,
     re.VERBOSE,
 )
@@ -30,7 +31,6 @@ _GROUPED = re.compile(  # 1,234,567.8; 1,23,456 (lakh); 1'234.5
     r"[1-9]\d{0,2}(?:,\d{3})+(?:\.\d+)?|[1-9]\d?(?:,\d{2})+,\d{3}(?:\.\d+)?|[1-9]\d{0,2}(?:'\d{3})+(?:\.\d+)?"
 )
 _CONTINENTAL = re.compile(r"[1-9]\d{0,2}(?:\.\d{3})+,\d{1,2}|[1-9]\d{0,2}(?:\.\d{3}){2,}(?:,\d+)?")
-_EXPONENT = re.compile(r"[eE]([+\-−]?\d{1,4})(?!\w)")
 _TIMES_TEN = re.compile(
     r"\s*(?:×|x|\*|·|\\times|\\cdot)\s*10\s*(?:(?:\^|\*\*)\s*\{?\s*([+\-−]?\d{1,4})(?!\d)\s*\}?|([⁺⁻]?[⁰¹²³⁴-⁹]{1,4}))"
 )
@@ -106,13 +106,13 @@ def is_number(text: str) -> bool:
 
 def scan(text: str) -> Iterator[Number]:
     """Every number in ``text`` that stands for itself, in order."""
+    done = 0
     for match in _TOKEN.finditer(text):
-        if match["run"] is not None:
-            yield from _run(text, match.start(), match.end())
-        elif match["fraction"] or match["latex"]:
-            number = _fraction(text, match)
-            if number:
-                yield number
+        if match.start() < done or not (match["run"] or match["fraction"] or match["latex"]):
+            continue
+        for number in _run(text, match) if match["run"] else _fraction(text, match):
+            yield number
+            done = number.end
 
 
 def _negative(text: str, start: int) -> bool:
@@ -130,8 +130,9 @@ def _bound(text: str, start: int, end: int) -> bool:
     )
 
 
-def _run(text: str, start: int, end: int) -> Iterator[Number]:
-    run = re.sub(_MARK, "'", text[start:end].replace("{,}", ","))
+def _run(text: str, match: re.Match[str]) -> Iterator[Number]:
+    run = re.sub(rf"{_MARK}|\ ", "'", match["run"].replace("{,}", ","))
+    start = match.start()
     if _PLAIN.fullmatch(run):
         digits = run
     elif _GROUPED.fullmatch(run):
@@ -145,39 +146,49 @@ def _run(text: str, start: int, end: int) -> Iterator[Number]:
                 yield Number(_key(part, 0, False), start, start + len(part))
                 start += len(part) + 1
         return
-    exponent = 0
-    if match := _EXPONENT.match(text, end) or _TIMES_TEN.match(text, end):
-        exponent = int(next(group for group in match.groups() if group).translate(_SUPERSCRIPT))
-        number_end = match.end()
-    else:
-        number_end = end
-        while match := _MAGNITUDE.match(text, number_end):
-            exponent += _POWERS[(match[1] or match[2]).lower()]
-            number_end = match.end()
-    if not _bound(text, start, number_end):
-        yield Number(_key(digits, exponent, _negative(text, start)), start, number_end)
+    exponent, end = _scale(text, match)
+    if abs(exponent) < 10_000 and not _bound(text, start, end):
+        yield Number(_key(digits, exponent, _negative(text, start)), start, end)
 
 
-def _fraction(text: str, match: re.Match[str]) -> Number | None:
+def _scale(text: str, match: re.Match[str]) -> tuple[int, int]:
+    """The power of ten that a run of digits is written with, and where that ends."""
+    if match["exponent"]:
+        return _power(match["exponent"][1:]), match.end()
+    end, exponent = match.end(), 0
+    if times := _TIMES_TEN.match(text, end):
+        return _power(times[1] or times[2]), times.end()
+    while word := _MAGNITUDE.match(text, end):
+        exponent += _POWERS[(word[1] or word[2]).lower()]
+        end = word.end()
+    return exponent, end
+
+
+def _power(written: str) -> int:
+    written = written.translate(_SUPERSCRIPT)
+    return int(written) if len(written) < 8 else 10**8
+
+
+def _fraction(text: str, match: re.Match[str]) -> Iterator[Number]:
     prefix = "l" if match["latex"] else ""
     whole = int(match[f"{prefix}whole"] or 0)
     top, bottom = int(match[f"{prefix}top"]), int(match[f"{prefix}bottom"])
-    start = match.start()
-    if bottom == 0 or _bound(text, start, match.end()):
-        return None
+    start, end = match.span()
+    if bottom == 0 or _bound(text, start, end):
+        return
     if whole and top >= bottom:
         whole, start = 0, match.start(f"{prefix}top")
-    value = whole + Fraction(top, bottom)
-    negative = _negative(text, start)
-    rest, places = value.denominator, 0
-    while rest % 10 == 0 or rest % 5 == 0 or rest % 2 == 0:
-        rest //= 10 if rest % 10 == 0 else 5 if rest % 5 == 0 else 2
-        places += 1
-    if rest == 1:
-        digits = str(value.numerator * 10**places // value.denominator)
-        return Number(_key(digits, -places, negative), start, match.end())
-    key = f"{'-' if negative else ''}{value.numerator}/{value.denominator}"
-    return Number(key, start, match.end())
+    value = (whole + Fraction(top, bottom)) * (-1 if _negative(text, start) else 1)
+    yield Number(_fraction_key(value), start, end)
+
+
+def _fraction_key(value: Fraction) -> str:
+    """The decimal where there is one, since 1/2 and 0.5 are one number; else the fraction in lowest terms."""
+    places = value.denominator.bit_length()  # enough: 2 and 5 divide it less often than that
+    scaled = value * 10**places
+    if scaled.denominator == 1:
+        return _key(str(abs(scaled.numerator)), -places, value < 0)
+    return f"{value.numerator}/{value.denominator}"
 
 
 def _key(digits: str, exponent: int, negative: bool) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from bisect import bisect_left
 from dataclasses import dataclass
 
 Span = tuple[int, int]
@@ -14,10 +15,11 @@ _ANNOUNCED = re.compile(
         (?:\s+(?:to|for|of)\b[^.!?\n:=]{0,80}?)?
         [\s*_`"')]*
         (?:(?:is|are|was|equals|(?:would|should|must|will)\s+be)\b|=|:|[-–—](?=\s))
-        (?!\s+not\b)
+        (?!\s+(?:not|correct|right|wrong|incorrect|reasonable|found|given|obtained|derived|calculated)\b)
         [\s*_`"':]*""",
     re.IGNORECASE | re.VERBOSE,
 )
+_REASONING = re.compile(r"</?think>", re.IGNORECASE)
 _SENTENCE_END = re.compile(r"\n|[.!?](?=\s|$)")
 _BRACE = re.compile(r"(?P<box>\\(?:boxed|fbox)\s*)?\{|\}")
 
@@ -42,21 +44,22 @@ def visible(text: str) -> str | None:
     A block whose opening tag belongs to the prompt is known by its closing tag alone.
     """
 
-    def blank(match: re.Match[str]) -> str:
-        return " " * len(match[0])
-
-    text = re.sub(r"<think>.*?</think>", blank, text, flags=re.DOTALL | re.IGNORECASE)
-    text = re.sub(r"^.*</think>", blank, text, flags=re.DOTALL | re.IGNORECASE)
-    return None if re.search("<think>", text, re.IGNORECASE) else text
+    opened: int | None = None
+    for tag in _REASONING.finditer(text):
+        if tag[0][1] != "/":
+            opened = tag.start() if opened is None else opened
+        else:
+            start = opened or 0
+            text = text[:start] + " " * (tag.end() - start) + text[tag.end() :]
+            opened = None
+    return text if opened is None else None
 
 
 def announced(text: str) -> list[Span]:
     """What follows an announcement of the answer, to the end of that sentence; the last one first."""
-    spans = []
-    for match in _ANNOUNCED.finditer(text):
-        end = _SENTENCE_END.search(text, match.end())
-        spans.append((match.end(), end.start() if end else len(text)))
-    return spans[::-1]
+    ends = [match.start() for match in _SENTENCE_END.finditer(text)] + [len(text)]
+    starts = [match.end() for match in _ANNOUNCED.finditer(text)]
+    return [(start, ends[bisect_left(ends, start)]) for start in reversed(starts)]
 
 
 def boxed(text: str) -> list[Span]:
