@@ -78,13 +78,17 @@ def run_hydra(task: Callable[[DictConfig], Any], config_name: str = "config") ->
     return 0
 
 
-def to_job(config: DictConfig) -> JobConfig:
-    """What Hydra composed, as checked dataclasses.
+def to_job(config: DictConfig, without: Sequence[str] = ()) -> JobConfig:
+    """What Hydra composed, as checked dataclasses; keys in ``without`` are another command's.
 
     Raises:
         ConfigError: names the first key that is wrong.
     """
-    job: JobConfig = parse(JobConfig, OmegaConf.to_container(config, resolve=True))  # type: ignore[arg-type]
+    values = OmegaConf.to_container(config, resolve=True)
+    assert isinstance(values, dict)
+    job: JobConfig = parse(
+        JobConfig, {str(key): value for key, value in values.items() if key not in without}
+    )
     return job
 
 

@@ -17,7 +17,7 @@ from pydantic.dataclasses import dataclass
 from runner.errors import ConfigError
 
 KvType = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl"]
-AnswerKind = Literal["number", "choice", "regex", "text"]
+AnswerKind = Literal["number", "choice", "boolean", "regex", "text"]
 
 _STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
 _UNITS = {"": 1, "b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40, "kb": 10**3, "mb": 10**6,
@@ -190,7 +190,9 @@ class WorkersConfig:
 class SamplingConfig:
     """One worker's sampler chain, in llama.cpp's order: penalties, top_k, top_p, min_p, temperature.
 
-    ``temperature=0`` is greedy; ``top_k=0`` and ``top_p=1`` switch their step off; ``grammar`` is GBNF.
+    ``temperature=0`` is greedy; ``top_k=0`` and ``top_p=1`` switch their step off; ``grammar`` is GBNF. An
+    answer ends at the model's end token (unless ``ignore_eos``, for measuring), at a ``stop`` string, which is
+    cut off, or after ``max_tokens``. Penalties look at the last ``repeat_last_n`` generated tokens.
     """
 
     temperature: Annotated[float, Field(ge=0, le=10)] = 0.8
@@ -200,6 +202,7 @@ class SamplingConfig:
     repeat_penalty: Annotated[float, Field(gt=0, le=10)] = 1.0
     repeat_last_n: Annotated[int, Field(ge=0)] = 64
     max_tokens: Count = 64
+    ignore_eos: bool = False
     stop: list[Annotated[str, Field(min_length=1)]] = field(default_factory=list)
     grammar: str | None = None
 

@@ -13,16 +13,16 @@ from runner.planning.plan import Plan
 from runner.prompts import Prompt
 from runner.record import JobRecord
 from runner.tables import TableWriter
-from runner.voting import Ballot, Vote, extract, kind_of, normalise, tally, tally_id
+from runner.voting import Ballot, Grade, Vote, extract, grade, kind_of, normalise, tally, tally_id
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """A vote, and whether it is right where that is known."""
+    """A vote, whether it is right where that is known, and the answer that stands for it as it was written."""
 
     vote: Vote
-    correct: bool | None
-    mean_worker_correct: float | None
+    grade: Grade
+    text: str | None
 
 
 class Ledger:
@@ -77,13 +77,9 @@ class Ledger:
         return self._vote(prompt, kind, ballots)
 
     def _vote(self, prompt: Prompt, kind: str, ballots: Sequence[Ballot]) -> Verdict:
-        vote = tally(ballots, self._config.vote.rule)
-        expected = _expected(prompt, kind)
-        verdict = Verdict(vote, None, None)
-        if expected is not None:
-            share = sum(ballot.key == expected for ballot in ballots) / len(ballots)
-            verdict = Verdict(vote, vote.winner == expected, share)
-        self._record.score.add(verdict.correct, verdict.mean_worker_correct)
+        vote, expected = tally(ballots, self._config.vote.rule), _expected(prompt, kind)
+        graded = grade(vote, ballots, expected)
+        self._record.score.add(graded)
         self._tables.append(
             "votes",
             job_id=self._record.job_id,
@@ -97,11 +93,12 @@ class Ledger:
             agreement=vote.agreement,
             tie=vote.tie,
             abstained=vote.abstained,
-            correct=verdict.correct,
-            mean_worker_correct=verdict.mean_worker_correct,
+            correct=graded.correct,
+            mean_worker_correct=graded.mean_worker_correct,
             expected=expected,
         )
-        return verdict
+        text = next((ballot.text for ballot in ballots if ballot.worker == vote.worker), None)
+        return Verdict(vote, graded, text if kind == "text" else vote.winner)
 
 
 def _kind(prompt: Prompt) -> str:

@@ -20,6 +20,7 @@ from runner.engine.scheduler import Progress
 from runner.errors import Interrupted, KvswarmError, PlanRefusedError
 from runner.tables import TableWriter
 from runner.trace import Tracer
+from runner.voting import Grade
 
 
 @dataclass
@@ -30,12 +31,12 @@ class Score:
     right: int = 0
     worker_share: float = 0.0
 
-    def add(self, correct: bool | None, mean_worker_correct: float | None) -> None:
+    def add(self, grade: Grade) -> None:
         """Count one vote; one without a known answer does not count."""
-        if correct is not None and mean_worker_correct is not None:
+        if grade.correct is not None and grade.mean_worker_correct is not None:
             self.known += 1
-            self.right += correct
-            self.worker_share += mean_worker_correct
+            self.right += grade.correct
+            self.worker_share += grade.mean_worker_correct
 
     @property
     def accuracy(self) -> float | None:

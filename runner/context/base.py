@@ -75,5 +75,7 @@ def _options(prompt: Prompt) -> str:
     """The lettered choices, where the question does not spell them out itself."""
     if all(choice in prompt.question for choice in prompt.choices):
         return ""
-    lines = [f"{letter}. {choice}" for letter, choice in zip(string.ascii_uppercase, prompt.choices, strict=False)]
+    lines = [
+        f"{letter}. {choice}" for letter, choice in zip(string.ascii_uppercase, prompt.choices, strict=False)
+    ]
     return "\n\n" + "\n".join(lines) + "\n\nAnswer with the letter."

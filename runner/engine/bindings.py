@@ -67,17 +67,20 @@ def on_abort(hook: Callable[[str], None]) -> Callable[[], None]:
     return lambda: _on_abort_hooks.remove(hook)
 
 
-def _library(name: str) -> ctypes.CDLL:
-    """A shared library that ships beside ``libllama``."""
-    folder = Path(lib.__file__).parent / "lib"
-    suffix = {"darwin": "dylib", "win32": "dll"}.get(sys.platform, "so")
-    found = [p for p in (folder / f"lib{name}.{suffix}", folder / f"{name}.{suffix}") if p.exists()]
-    if not found:
-        raise EngineError(f"{name} is missing beside llama-cpp-python; reinstall llama-cpp-python")
-    return ctypes.CDLL(str(found[0]))
+def _ggml() -> ctypes.CDLL:
+    """The ggml that ``libllama`` runs on.
+
+    The wheel ships each library under three names, all files of their own. Opened by another name than the one
+    ``libllama`` is linked to, ggml is a second copy, and an abort hook set there is never called.
+    """
+    if sys.platform == "win32":
+        return ctypes.CDLL(str(Path(lib.__file__).parent / "lib" / "ggml-base.dll"))
+    # A look-up through libllama's handle goes on to what it is linked to.
+    handle: ctypes.CDLL = lib.llama_cpp._lib
+    return handle
 
 
-ggml = _library("ggml-base")
+ggml = _ggml()
 ggml.ggml_set_abort_callback.argtypes = [_abort_callback_type]
 ggml.ggml_set_abort_callback.restype = ctypes.c_void_p
 ggml.ggml_op_name.restype = ctypes.c_char_p

@@ -70,7 +70,7 @@ class Context:
         self.partial_state = weights.n_swa > 0 and not params.swa_full
         self._raised: BaseException | None = None
         self._callback = lib.ggml_backend_sched_eval_callback(self._guard(callback)) if callback else None
-        self._batch = _Batch(params.n_ubatch)
+        self._batch = Batch(params.n_ubatch)
         forget_log()
         handle = lib.llama_init_from_model(weights.handle, self._c_params())
         if not handle:
@@ -128,21 +128,26 @@ class Context:
         Raises:
             EngineError: the batch is empty or longer than ``n_ubatch``, no cells are free, the graph failed.
         """
-        n = len(tokens)
-        if not 0 < n <= self.params.n_ubatch:
-            raise EngineError(f"a batch of {n} tokens; this context takes 1 to {self.params.n_ubatch}")
-        status = lib.llama_decode(self.handle, self._batch.fill(tokens, positions, sequences, outputs))
+        if not 0 < len(tokens) <= self.params.n_ubatch:
+            raise EngineError(
+                f"a batch of {len(tokens)} tokens; this context takes 1 to {self.params.n_ubatch}"
+            )
+        self._batch.fill(tokens, positions, sequences, outputs)
+        return self.run(self._batch)
+
+    def run(self, batch: Batch) -> Logits:
+        """Run a batch that is filled already; see :meth:`decode`."""
+        status = lib.llama_decode(self.handle, batch.c)
         if self._raised is not None:
             error, self._raised = self._raised, None
             raise error
         if status == 1:
-            raise EngineError(f"no {n} free cells among {self.params.n_ctx}: {last_error()}")
+            raise EngineError(f"no {batch.c.n_tokens} free cells among {self.params.n_ctx}: {last_error()}")
         if status != 0:
             raise EngineError(f"llama_decode failed with {status}: {last_error()}")
-        n_out = sum(outputs)
-        if n_out == 0:
+        if batch.n_outputs == 0:
             return np.empty((0, self.n_vocab), np.float32)
-        return np.ctypeslib.as_array(lib.llama_get_logits(self.handle), (n_out, self.n_vocab))
+        return np.ctypeslib.as_array(lib.llama_get_logits(self.handle), (batch.n_outputs, self.n_vocab))
 
     def clear(self) -> None:
         """Forget every sequence, as in a new context."""
@@ -172,15 +177,16 @@ class Context:
             raise EngineError(f"the state of sequence {sequence} could not be restored: {last_error()}")
 
 
-class _Batch:
-    """A ``llama_batch`` over numpy arrays, so that filling it is four assignments."""
+class Batch:
+    """A ``llama_batch`` of at most ``room`` tokens over numpy arrays, so that filling it is four assignments."""
 
     def __init__(self, room: int) -> None:
         self._token, self._pos = np.zeros(room, np.int32), np.zeros(room, np.int32)
         self._n_seq, self._seq = np.ones(room, np.int32), np.zeros(room, np.int32)
         self._output = np.zeros(room, np.int8)
         self._seq_pointers = (self._seq.ctypes.data + 4 * np.arange(room)).astype(np.uintp)
-        self._c = lib.llama_batch(
+        self.n_outputs = 0
+        self.c = lib.llama_batch(
             token=ctypes.cast(self._token.ctypes.data, _INTS),
             pos=ctypes.cast(self._pos.ctypes.data, _INTS),
             n_seq_id=ctypes.cast(self._n_seq.ctypes.data, _INTS),
@@ -189,9 +195,18 @@ class _Batch:
         )
 
     def fill(
-        self, tokens: Sequence[int], pos: Sequence[int], seq: Sequence[int], output: Sequence[bool]
-    ) -> Any:
+        self,
+        tokens: Sequence[int],
+        positions: Sequence[int],
+        sequences: Sequence[int],
+        outputs: Sequence[bool],
+    ) -> None:
+        """Hold these tokens, one entry each in every argument."""
         n = len(tokens)
-        self._token[:n], self._pos[:n], self._seq[:n], self._output[:n] = tokens, pos, seq, output
-        self._c.n_tokens = n
-        return self._c
+        self._token[:n], self._pos[:n], self._seq[:n], self._output[:n] = (
+            tokens,
+            positions,
+            sequences,
+            outputs,
+        )
+        self.c.n_tokens, self.n_outputs = n, int(sum(outputs))

@@ -82,7 +82,7 @@ class Answer:
         token = self._sampler.sample(row, candidates)
         self.tokens.append(token)
         self._logprob_sum += float(row[token]) - log_normalizer
-        if self._weights.is_end(token):
+        if not self._config.ignore_eos and self._weights.is_end(token):
             self._finish("stop")
             return
         new = self._decoder.decode(self._weights.piece(token))

@@ -1,0 +1,1 @@
+"""What a job will need is known before it runs: model profile, hardware budget, plan, refusal, remedies."""

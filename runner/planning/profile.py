@@ -115,8 +115,8 @@ def from_config(config: ProfileConfig) -> ModelProfile:
     """
     if (config.full_attention_interval is None) != (config.recurrent is None):
         raise ConfigError(
-            "model.profile: full_attention_interval and recurrent (d_conv, d_inner, d_state, n_group) go together; "
-            "give both or neither"
+            "model.profile: full_attention_interval and recurrent (d_conv, d_inner, d_state, n_group) go "
+            "together; give both or neither"
         )
     if (config.sliding_window is None) != (config.sliding_pattern is None):
         raise ConfigError(

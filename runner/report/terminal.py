@@ -79,16 +79,10 @@ class View:
             )
         for prompt, verdict in self._rows:
             vote = verdict.vote
-            winner = (
-                vote.winner
-                if vote.winner is not None
-                else " = ".join(vote.tied)
-                if vote.tie
-                else "(no answer)"
-            )
-            right = {None: "", True: "yes", False: "no"}[verdict.correct]
+            shown = " = ".join(vote.tied) if vote.tie else verdict.text
+            right = {None: "", True: "yes", False: "no"}[verdict.grade.correct]
             table.add_row(
-                escape(_shorten(prompt.question)), escape(_shorten(winner)), f"{vote.votes}/{vote.workers}",
+                escape(_shorten(prompt.question)), escape(_shorten(shown or "(no answer)")), f"{vote.votes}/{vote.workers}",
                 f"{vote.margin:.2f}", right,
             )  # fmt: skip
         self._console.print(table)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pandas as pd
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from runner.errors import OutputError
 from runner.tables.schemas import SCHEMAS
@@ -44,8 +45,10 @@ class Tables:
 def load(folder: str | Path) -> Tables:
     """The tables of every job in or below ``folder``.
 
-    Within one job folder the last row of a key counts. Damage is left out with a warning that names the file:
-    a line that a killed run tore, a Parquet file that cannot be read.
+    Within one job folder the last row of a key counts. A job that was run in several folders is read from one
+    of them, since its id says that its answers are the same: from its latest run, a finished one if there is
+    one. Damage is left out with a warning that names the file: a line that a killed run tore, a Parquet file
+    that cannot be read.
 
     Raises:
         OutputError: there is no such folder.
@@ -55,10 +58,14 @@ def load(folder: str | Path) -> Tables:
         what = "is a file, not a folder" if root.exists() else "there is no such folder"
         raise OutputError(f"{root}: {what}; name the output folder of a job or sweep")
     found = _tables_folders(root)
-    frames = {}
-    for table in SCHEMAS:
+    frames, repeats = {}, {}
+    for table in SCHEMAS:  # `jobs` comes first
         parts, damage = _read_all(found, table)
-        frames[table] = _frame(table, parts)
+        if table == "jobs":
+            repeats = _repeats(parts)
+        frames[table] = _frame(
+            table, [_without(rows, repeats.get(where, [])) for where, rows in parts.items()]
+        )
         for line in damage:
             warnings.warn(line, stacklevel=2)
     return Tables(**frames)
@@ -69,16 +76,16 @@ def _tables_folders(root: Path) -> list[Path]:
     return sorted(path for where, _, _ in os.walk(root.absolute()) if (path := Path(where)).name == "tables")
 
 
-def _read_all(found: list[Path], table: str) -> tuple[list[pa.Table], list[str]]:
+def _read_all(found: list[Path], table: str) -> tuple[dict[Path, pa.Table], list[str]]:
     """The rows of ``table`` by job folder, and a line for everything that had to be left out."""
-    parts, damage = [], []
+    parts, damage = {}, []
     for tables in found:
         try:
             reading = read_table(tables, table)
         except OutputError as error:
             damage.append(f"{error}; its rows are missing here")
             continue
-        parts.append(reading.rows)
+        parts[tables] = reading.rows
         if reading.dropped:
             path = journal_path(tables, table)
             damage.append(
@@ -87,6 +94,27 @@ def _read_all(found: list[Path], table: str) -> tuple[list[pa.Table], list[str]]
         if reading.unknown:
             damage.append(f"{tables}: {table} has columns from a newer kvswarm: {', '.join(reading.unknown)}")
     return parts, damage
+
+
+def _repeats(jobs: dict[Path, pa.Table]) -> dict[Path, list[str]]:
+    """By folder, the jobs that are to be read from another one."""
+    runs: dict[str, list[tuple[bool, str, Path]]] = {}
+    for where, rows in jobs.items():
+        for row in rows.select(["job_id", "status", "started_at"]).to_pylist():
+            runs.setdefault(row["job_id"], []).append(
+                (row["status"] == "done", row["started_at"] or "", where)
+            )
+    repeats: dict[Path, list[str]] = {}
+    for job_id, several in runs.items():
+        for _, _, where in sorted(several)[:-1]:
+            repeats.setdefault(where, []).append(job_id)
+    return repeats
+
+
+def _without(rows: pa.Table, job_ids: list[str]) -> pa.Table:
+    return (
+        rows.filter(pc.invert(pc.is_in(rows["job_id"], pa.array(job_ids, pa.string())))) if job_ids else rows
+    )
 
 
 def _frame(table: str, parts: list[pa.Table]) -> pd.DataFrame:

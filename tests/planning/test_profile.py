@@ -104,8 +104,9 @@ def test_draft_heads_are_no_layers(tmp_path: Path) -> None:
 
 
 def test_compressed_kv_has_no_v(tmp_path: Path) -> None:
-    path = header(tmp_path / "model.gguf", "deepseek2", attention__head_count_kv=1, attention__key_length=576,
-                  attention__value_length=512, attention__key_length_mla=192, attention__value_length_mla=128)  # fmt: skip
+    path = header(tmp_path / "model.gguf", "deepseek2", attention__head_count_kv=1,
+                  attention__key_length=576, attention__value_length=512, attention__key_length_mla=192,
+                  attention__value_length_mla=128)  # fmt: skip
     assert from_gguf(path).kv_bytes(1, 0, "f16", "f16") == 12 * 576 * 2
 
 
@@ -164,7 +165,8 @@ def test_split_model_is_weighed_as_a_whole(tmp_path: Path) -> None:
 
 def profile_config(**changes: object) -> ProfileConfig:
     base = {"arch": "llama", "n_layer": 12, "n_embd": 512, "n_head": 8, "n_head_kv": 2, "head_dim_k": 64,
-            "head_dim_v": 64, "n_ff": 1024, "n_vocab": 1000, "n_ctx_train": 4096, "weights_bytes": 10**6}  # fmt: skip
+            "head_dim_v": 64, "n_ff": 1024, "n_vocab": 1000, "n_ctx_train": 4096,
+            "weights_bytes": 10**6}  # fmt: skip
     return ProfileConfig(**(base | changes))  # type: ignore[arg-type]
 
 

@@ -1,0 +1,243 @@
+"""``python -m runner.bench``: what the runner costs over its engine, and what sharing a prefix saves, as ratios.
+
+Everything that is compared runs in one process, alternating, so that a noisy machine is noisy for both sides.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig
+from rich.console import Console
+from rich.table import Table
+
+from kvcache import budget
+from runner import cli, models
+from runner.config import JobConfig
+from runner.context import strategy_for
+from runner.engine.chat import PromptFormat
+from runner.engine.context import Batch, Context, ContextParams, Logits, context_params
+from runner.engine.scheduler import Progress, Scheduler
+from runner.engine.weights import Weights
+from runner.errors import ConfigError
+from runner.ledger import Ledger
+from runner.planning.flash import remember
+from runner.planning.plan import Plan
+from runner.prompts import load_prompts
+from runner.record import JobRecord
+from runner.resolve import measured_shapes, resolve_job, shape_of
+from runner.session import Session
+from runner.tables import TableWriter
+from runner.trace import Tracer
+from runner.workers.shared import run_swarm
+
+_JOB_ID = "bench"
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What ``bench.json`` holds; every ratio is of seconds summed over the same rounds.
+
+    Attributes:
+        shared_vs_isolated: the same workers one after the other, a context each, over all on one prefix.
+        decode_ratio: decode tok/s of the swarm, its sampling, text, traces and tables included, over those of
+            a bare ``llama_decode`` loop on the same batches.
+        fa_total_ratio: seconds with flash attention on over off; below 1, on is faster. None where the KV
+            types allow only one of them.
+        fa_prefill_ratio: the same, prefill alone.
+        fa_decode_ratio: the same, decode alone.
+    """
+
+    shared_vs_isolated: float
+    decode_ratio: float
+    fa_total_ratio: float | None = None
+    fa_prefill_ratio: float | None = None
+    fa_decode_ratio: float | None = None
+
+
+@dataclass
+class _Clock:
+    """Seconds summed over rounds; ``total`` includes creating the context."""
+
+    total: float = 0.0
+    prefill: float = 0.0
+    decode: float = 0.0
+
+
+class _Tape(Context):
+    """A context that remembers what was done to it, to do it again without sampling."""
+
+    def __init__(self, weights: Weights, params: ContextParams) -> None:
+        super().__init__(weights, params)
+        self._steps: list[Batch | Callable[[], None]] = []
+
+    def decode(
+        self,
+        tokens: Sequence[int],
+        positions: Sequence[int],
+        sequences: Sequence[int],
+        outputs: Sequence[bool],
+    ) -> Logits:
+        batch = Batch(len(tokens))
+        batch.fill(tokens, positions, sequences, outputs)
+        self._steps.append(batch)
+        return super().decode(tokens, positions, sequences, outputs)
+
+    def fork(self, source: int, target: int) -> None:
+        self._steps.append(lambda: Context.fork(self, source, target))
+        super().fork(source, target)
+
+    def load_partial(self, sequence: int, state: bytes) -> None:
+        self._steps.append(lambda: Context.load_partial(self, sequence, state))
+        super().load_partial(sequence, state)
+
+    def replay(self) -> float:
+        """Seconds that ``llama_decode`` takes for the decode batches; the prefill is run, not counted."""
+        self.clear()
+        seconds = 0.0
+        for step in self._steps:
+            if not isinstance(step, Batch):
+                step()
+                continue
+            began = time.monotonic()
+            self.run(step)
+            if step.n_outputs == step.c.n_tokens:
+                seconds += time.monotonic() - began
+        return seconds
+
+
+@dataclass
+class _Posture:
+    """One way to run the job: its config, its plan, and the time it took so far."""
+
+    config: JobConfig
+    plan: Plan
+    clock: _Clock = field(default_factory=_Clock)
+
+
+class _Shape:
+    """The job's prompts on a loaded model, to be run in several postures."""
+
+    def __init__(self, config: JobConfig, folder: Path, session: Session) -> None:
+        self.config, self._folder = config, folder
+        self._path = models.locate(config.model) or models.fetch(config.model, allow_large=config.fetch)
+        form = PromptFormat(session.vocabulary(self._path))
+        strategy = strategy_for(config.context_strategy.name)
+        self._prepared = [
+            strategy.prepare(prompt, form) for prompt in load_prompts(config.prompts, form.count)
+        ]
+        self.planned = self.posture(config)
+        self._weights = session.weights(self._path, self.planned.plan.n_gpu_layers)
+
+    def posture(self, config: JobConfig) -> _Posture:
+        return _Posture(config, resolve_job(config, self._path, self._prepared).check())
+
+    def run(self, posture: _Posture) -> None:
+        """The swarm in a context of its own, with nothing around it."""
+        began = time.monotonic()
+        context = Context(self._weights, context_params(posture.plan))
+        try:
+            progress = Progress()
+            self._answer(context, posture.config, progress)
+        finally:
+            context.close()
+        posture.clock.total += time.monotonic() - began
+        posture.clock.prefill += progress.prefill_s
+        posture.clock.decode += progress.decode_s
+
+    def run_as_job(self, job: _Clock, bare: _Clock) -> None:
+        """The swarm as a job runs it, traces and tables included; then its batches again, bare."""
+        config, plan = self.planned.config, self.planned.plan
+        tape = _Tape(self._weights, context_params(plan))
+        try:
+            with TableWriter(self._folder) as tables, JobRecord(tables, config, _JOB_ID, ()) as record:
+                progress = Progress()
+                ledger = Ledger(tables, record, config)
+                with Tracer(tables, _JOB_ID, progress, plan, hz=config.trace.hz):
+                    began = time.monotonic()
+                    self._answer(tape, config, progress, ledger)
+                    job.decode += time.monotonic() - began - progress.prefill_s
+            bare.decode += tape.replay()
+        finally:
+            tape.close()
+
+    def _answer(
+        self, context: Context, config: JobConfig, progress: Progress, ledger: Ledger | None = None
+    ) -> None:
+        scheduler = Scheduler(self._weights, context, config.sampling, progress=progress)
+        workers = config.swarm_size.workers
+        for item, generations in run_swarm(scheduler, self._prepared, workers=workers, seed=config.seed):
+            if ledger is not None:
+                ledger.group(item, generations)
+
+
+def measure(config: JobConfig, folder: Path, rounds: int, console: Console) -> Bench:
+    """Run every posture ``rounds`` times, alternating, and compare the sums.
+
+    The flash-attention ratio is remembered for ``flash_attn=auto``.
+
+    Raises:
+        KvswarmError: the job cannot be planned or run.
+    """
+    session = Session()
+    try:
+        shape = _Shape(config, folder, session)
+        alone = shape.posture(replace(config, swarm_size=replace(config.swarm_size, workers=1)))
+        flash = {}
+        if not budget.is_quantised(config.kv_mode.v):
+            flash = {
+                on: shape.posture(replace(config, flash_attn="on" if on else "off")) for on in (True, False)
+            }
+        job, bare = _Clock(), _Clock()
+        for number in range(rounds):
+            console.print(f"round {number + 1} of {rounds}", highlight=False)
+            shape.run_as_job(job, bare)
+            shape.run(shape.planned)
+            for _ in range(config.swarm_size.workers):
+                shape.run(alone)
+            for posture in flash.values():
+                shape.run(posture)
+    finally:
+        session.close()
+    ratios = Bench(
+        shared_vs_isolated=alone.clock.total / shape.planned.clock.total,
+        decode_ratio=bare.decode / job.decode,
+    )
+    if flash:
+        on, off = flash[True].clock, flash[False].clock
+        ratios = replace(
+            ratios,
+            fa_total_ratio=(on.prefill + on.decode) / (off.prefill + off.decode),
+            fa_prefill_ratio=on.prefill / off.prefill,
+            fa_decode_ratio=on.decode / off.decode,
+        )
+        prompt_tokens = shape.planned.plan.prefix_tokens
+        remember(measured_shapes(), shape_of(config, prompt_tokens), ratios.fa_total_ratio or 1.0)
+    return ratios
+
+
+def _task(config: DictConfig) -> None:
+    rounds = config.rounds
+    if not isinstance(rounds, int) or rounds < 1:
+        raise ConfigError(f"rounds={rounds}: must be a whole number of at least 1")
+    job = cli.to_job(config, without=("rounds",))
+    folder, console = Path(HydraConfig.get().runtime.output_dir), Console()
+    ratios = measure(job, folder, rounds, console)
+    (folder / "bench.json").write_text(json.dumps(asdict(ratios), indent=2) + "\n")
+    table = Table()
+    table.add_column("ratio")
+    table.add_column("value", justify="right")
+    for name, value in asdict(ratios).items():
+        table.add_row(name, "-" if value is None else f"{value:.3f}")
+    console.print(table)
+    console.print(f"written: {folder / 'bench.json'}", highlight=False, markup=False, soft_wrap=True)
+
+
+if __name__ == "__main__":
+    sys.exit(cli.run_hydra(_task, config_name="bench"))
