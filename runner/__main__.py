@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
 from runner import cli
@@ -59,6 +59,7 @@ class _Command:
     def __call__(self, config: DictConfig) -> None:
         from runner.interrupt import stop_on_interrupt
         from runner.job import run_job
+        from runner.record import record_unusable
         from runner.report.terminal import View
         from runner.session import Session
 
@@ -66,41 +67,32 @@ class _Command:
         hydra_config = HydraConfig.get()
         self.sweep = hydra_config.mode == RunMode.MULTIRUN
         overrides = list(hydra_config.overrides.task)
-        folder = Path(hydra_config.runtime.output_dir)
+        name, folder = " ".join(overrides), Path(hydra_config.runtime.output_dir)
         view = View(self.console)
         try:
-            job = cli.to_job(config)
+            try:
+                job = cli.to_job(config)
+            except ConfigError as error:
+                record_unusable(folder, OmegaConf.to_yaml(config), overrides, str(error))
+                raise
             with stop_on_interrupt() as stopping:
                 result = run_job(job, folder, self._session, view, overrides=overrides, stopping=stopping)
+            self.outcomes.append(_Outcome(name, folder, result=result))
         except Interrupted:
-            view.votes()
             # Not an Exception: Hydra's launcher would go on to the next job.
             raise KeyboardInterrupt from None
         except KvswarmError as error:
             if not self.sweep:
                 raise
-            self._ended(overrides, folder, error=error)
+            cli.complain(str(error), error.exit_status)
+            self.outcomes.append(_Outcome(name, folder, error=error))
         except Exception as error:
             if not self.sweep:
                 raise
             _log.exception("this job failed in a way that is not yours to mend; please report it")
-            self._ended(overrides, folder, error=error)
-        else:
+            self.outcomes.append(_Outcome(name, folder, error=error))
+        finally:
             view.votes()
-            self._ended(overrides, folder, result=result)
-
-    def _ended(
-        self,
-        overrides: list[str],
-        folder: Path,
-        *,
-        result: JobResult | None = None,
-        error: Exception | None = None,
-    ) -> None:
-        outcome = _Outcome(" ".join(overrides), folder, result, error)
-        self.outcomes.append(outcome)
-        if self.sweep and error is not None:
-            sys.stderr.write(f"error: {error}\n")
 
     def summary(self) -> None:
         """One line a job, and where the tables are."""

@@ -42,6 +42,8 @@ def _rewrite(argument: str) -> str:
         return f"+{argument}"
     if key != "swarm_size" or not equals:
         return argument
+    if not value:
+        raise ConfigError("swarm_size= has no value; write a number or an option, for example swarm_size=5")
     values = [part.strip() for part in value.split(",")]
     numbers = [bool(_NUMBER.fullmatch(part)) for part in values]
     if all(numbers) or value.startswith("range("):
@@ -53,27 +55,42 @@ def _rewrite(argument: str) -> str:
     return argument
 
 
-def run_hydra(task: Callable[[DictConfig], Any], config_name: str = "config") -> int:
+def run_hydra(task: Callable[[DictConfig], None], config_name: str = "config") -> int:
     """Compose from the command line and run ``task`` for it; the exit status.
 
     Every error that a person can make ends as one line on stderr.
     """
     # Hydra would print a traceback's tail of its own; with this it lets the exception through to us.
     os.environ["HYDRA_FULL_ERROR"] = "1"
+    raised: list[Exception] = []
+
+    def guarded(config: DictConfig) -> None:
+        # Hydra announces an exception that it sees leaving a job with a line of its own.
+        try:
+            task(config)
+        except Exception as error:
+            raised.append(error)
+
     try:
         sys.argv[1:] = rewrite(sys.argv[1:])
         ConfigStore.instance().store(name="schema", node=defaults())
         OmegaConf.register_new_resolver("folder_name", folder_name, replace=True)
-        hydra.main(version_base="1.3", config_path=str(conf_dir().resolve()), config_name=config_name)(task)()
+        hydra.main(version_base="1.3", config_path=str(conf_dir().resolve()), config_name=config_name)(
+            guarded
+        )()
+        if raised:
+            raise raised[0]
     except KvswarmError as error:
         return complain(str(error), error.exit_status)
     except (HydraException, OmegaConfBaseException) as error:
         return complain(explain(error), ConfigError.exit_status)
     except KeyboardInterrupt:
-        return complain("interrupted", 130)
+        return complain("interrupted; what was finished is in the tables", 130)
     except OSError as error:
+        if error.filename is None:
+            raise
         return complain(
-            f"{error.filename or 'a file'} cannot be used: {error.strerror or error}; choose another", 2
+            f"{error.filename}: {error.strerror}; choose another output folder with hydra.run.dir", 2
         )
     return 0
 
@@ -110,6 +127,8 @@ def explain(error: Exception) -> str:
         parent, _, key = match[1].rpartition(".")
         if "not in struct" in text or "Could not override" in text:
             return f"{match[1]}: there is no such key{_what_exists(key, _keys(parent))}"
+    if match := re.search(r"Ambiguous value for argument '([^=']+)=", text):
+        return f"{match[1]}: several values are a sweep; add -m, or write key=[a,b] for a list"
     lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("See https")]
     return "; ".join(lines[:2]) or type(error).__name__
 

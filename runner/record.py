@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import platform
 import time
@@ -124,6 +125,21 @@ class JobRecord:
             mean_worker_accuracy=self.score.mean_worker_accuracy,
             **self._fixed,
             **self._facts,
+        )
+
+
+def record_unusable(folder: Path, config: str, overrides: Sequence[str], reason: str) -> None:
+    """A row for a job whose config never became one; its id is a digest of what was composed."""
+    with TableWriter(folder) as tables:
+        tables.append(
+            "jobs",
+            job_id=hashlib.sha256(config.encode()).hexdigest()[:16],
+            status="failed",
+            reason=reason,
+            overrides=" ".join(overrides),
+            runner_version=__version__,
+            host=platform.node(),
+            started_at=datetime.now(UTC).isoformat(timespec="seconds"),
         )
 
 

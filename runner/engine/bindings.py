@@ -23,12 +23,11 @@ from runner.errors import EngineError
 __all__ = [
     "KV_TYPE_IDS",
     "can_offload",
-    "forget_log",
+    "forget_complaints",
     "ggml",
     "last_error",
     "lib",
     "on_abort",
-    "recent_log",
     "version",
 ]
 
@@ -37,14 +36,18 @@ KV_TYPE_IDS = {"f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "
 """ggml's type number of each KV type (``enum ggml_type``)."""
 
 _log = logging.getLogger("kvswarm.llama")
-_recent: deque[str] = deque(maxlen=400)
+_WARN, _ERROR = 3, 4  # enum ggml_log_level
+_complaints: deque[tuple[int, str]] = deque(maxlen=50)
 
 
 def _on_log(level: int, text: bytes, _: ctypes.c_void_p) -> None:
+    if level not in (_WARN, _ERROR) and not _log.isEnabledFor(logging.DEBUG):
+        return
     line = text.decode("utf-8", "replace").rstrip()
     if line:
-        _recent.append(line)
         _log.debug("%s", line)
+        if level in (_WARN, _ERROR):
+            _complaints.append((level, line))
 
 
 _on_abort_hooks: list[Callable[[str], None]] = []
@@ -55,7 +58,10 @@ def _on_abort(message: bytes) -> None:
     # The process ends when this returns, so nothing may escape and everything must be flushed here.
     text = " ".join(message.decode("utf-8", "replace").split())
     for hook in _on_abort_hooks:
-        hook(text)
+        try:
+            hook(text)
+        except Exception as error:
+            sys.stderr.write(f"error: what happened could not be recorded: {error}\n")
     sys.stderr.write(f"error: llama.cpp stopped this process: {text}\n")
     sys.stderr.flush()
     os._exit(EngineError.exit_status)
@@ -105,19 +111,13 @@ def can_offload() -> bool:
     return bool(lib.llama_supports_gpu_offload())
 
 
-def recent_log(lines: int = 400) -> list[str]:
-    """The last lines that llama.cpp logged, oldest first."""
-    return list(_recent)[-lines:]
-
-
-def forget_log() -> None:
+def forget_complaints() -> None:
     """Start a new page, so that :func:`last_error` speaks of what comes next."""
-    _recent.clear()
+    _complaints.clear()
 
 
 def last_error() -> str:
     """The line in which llama.cpp says why it gave up, as well as can be told."""
-    telling = [
-        ln for ln in _recent if any(word in ln.lower() for word in ("error", "fail", "invalid", "unknown"))
-    ]
-    return telling[-1] if telling else (_recent[-1] if _recent else "it gave no reason")
+    errors = [line for level, line in _complaints if level == _ERROR] or [line for _, line in _complaints]
+    # The first error is the cause; those after it say which function gave up because of it.
+    return errors[0] if errors else "it gave no reason"

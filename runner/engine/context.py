@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from runner.engine.bindings import KV_TYPE_IDS, forget_log, last_error, lib
+from runner.engine.bindings import KV_TYPE_IDS, forget_complaints, last_error, lib
 from runner.engine.weights import Weights
 from runner.errors import EngineError
 
@@ -71,7 +71,7 @@ class Context:
         self._raised: BaseException | None = None
         self._callback = lib.ggml_backend_sched_eval_callback(self._guard(callback)) if callback else None
         self._batch = Batch(params.n_ubatch)
-        forget_log()
+        forget_complaints()
         handle = lib.llama_init_from_model(weights.handle, self._c_params())
         if not handle:
             raise EngineError(f"llama.cpp could not create a context: {last_error()}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from pathlib import Path
 
-from runner.engine.bindings import forget_log, last_error, lib
+from runner.engine.bindings import forget_complaints, last_error, lib
 from runner.errors import EngineError, ModelError
 
 
@@ -30,7 +30,7 @@ class Weights:
         if no_alloc:
             # Every other mode aborts the process together with no_alloc.
             params.load_mode = lib.LLAMA_LOAD_MODE_NONE
-        forget_log()
+        forget_complaints()
         handle = lib.llama_model_load_from_file(str(path).encode(), params)
         if not handle:
             raise ModelError(f"{path} cannot be loaded: {last_error()}; fetch it again or set model.path")

@@ -81,15 +81,10 @@ class View:
             vote = verdict.vote
             shown = " = ".join(vote.tied) if vote.tie else verdict.text
             right = {None: "", True: "yes", False: "no"}[verdict.grade.correct]
-            table.add_row(
-                escape(_shorten(prompt.question)), escape(_shorten(shown or "(no answer)")), f"{vote.votes}/{vote.workers}",
-                f"{vote.margin:.2f}", right,
-            )  # fmt: skip
+            counted, margin = f"{vote.votes}/{vote.workers}", f"{vote.margin:.2f}"
+            question, answer = _shorten(prompt.question), _shorten(shown or "(no answer)")
+            table.add_row(escape(question), escape(answer), counted, margin, right)
         self._console.print(table)
-
-    def line(self, text: str) -> None:
-        """One plain line."""
-        self._console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 def _draw(bars: Bars, progress: Progress, prompts: int, done: threading.Event) -> None:

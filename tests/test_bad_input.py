@@ -1,0 +1,204 @@
+"""What a person gets wrong ends in one line that says what to do, a status that is not 0, and no traceback."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from commands import one_line, runner
+
+from runner.tables import load
+
+TINY = ("prompts.items=[Why?]", "sampling.max_tokens=2", "swarm_size=1")
+
+
+@pytest.mark.parametrize(
+    ("argument", "said"),
+    [
+        ("model=smolm2", ("model=smolm2", "did you mean smollm2", "qwen35b")),
+        ("modle=smollm2", ("modle", "did you mean model", "prompts")),
+        ("sampling.temprature=1", ("sampling.temprature", "did you mean temperature", "top_k")),
+        ("kv_mode=q7", ("kv_mode=q7", "q8_0", "k8v4")),
+        ("swarm_size=0", ("swarm_size.workers=0", "greater than or equal to 1")),
+        ("swarm_size=-1", ("swarm_size.workers=-1", "greater than or equal to 1")),
+        ("swarm_size=five,3", ("mixes numbers and named options",)),
+        ("swarm_size=", ("swarm_size= has no value",)),
+        ("swarm_size=1,3", ("swarm_size.workers", "add -m")),
+        ("sampling.temperature=-0.5", ("sampling.temperature=-0.5", "greater than or equal to 0")),
+        ("sampling.top_p=0", ("sampling.top_p=0", "greater than 0")),
+        ("sampling.min_p=2", ("sampling.min_p=2", "less than or equal to 1")),
+        ("sampling.max_tokens=lots", ("sampling.max_tokens='lots'", "integer")),
+        ("hardware.ram=12Gx", ("hardware.ram", "12GiB")),
+        ("nonsense", ("nonsense",)),
+    ],
+)
+def test_a_wrong_word_or_value(argument: str, said: tuple[str, ...], tmp_path: Path) -> None:
+    line = one_line(runner(tmp_path, argument))
+    assert all(part in line for part in said), line
+
+
+def test_a_missing_model_file(tmp_path: Path) -> None:
+    line = one_line(runner(tmp_path, "model.path=nowhere.gguf"))
+    assert "nowhere.gguf" in line and "model.path" in line
+    [job] = load(tmp_path).jobs.to_dict("records")
+    assert (job["status"], job["reason"]) == ("failed", line.removeprefix("error: "))
+
+
+def test_a_file_that_is_no_gguf(tmp_path: Path) -> None:
+    (tmp_path / "notes.gguf").write_text("These are notes, not weights." * 100)
+    assert "is no GGUF file" in one_line(runner(tmp_path, "model.path=notes.gguf", *TINY))
+
+
+@pytest.mark.parametrize("share", [0.001, 0.5, 0.999])
+def test_a_truncated_gguf(share: float, tmp_path: Path, smollm2: Path) -> None:
+    whole = smollm2.read_bytes()
+    (tmp_path / "cut.gguf").write_bytes(whole[: int(len(whole) * share)])
+    line = one_line(runner(tmp_path, "model.path=cut.gguf", *TINY))
+    assert "cut.gguf" in line and "fetch" in line
+
+
+def prompts(folder: Path, *lines: str) -> str:
+    (folder / "p.jsonl").write_text("\n".join(lines))
+    return "prompts.path=p.jsonl"
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        ([], ("p.jsonl", "holds no prompts")),
+        (["", "  "], ("p.jsonl", "holds no prompts")),
+        (['{"id": "a", "prompt": "x"}', '{"id": "b", "prompt": '], ("p.jsonl, line 2", "no valid JSON")),
+        (['{"id": "a", "prompt": "x"}', "", '{"id": "a", "prompt": "y"}'], ("'a' is used twice",)),
+        (['{"prompt": "x", "anwser": "y"}'], ("line 1", "unknown key 'anwser'", "did you mean 'answer'")),
+        (['{"id": "a"}'], ("line 1", "either `prompt` or `messages`")),
+        (['{"id": "a", "prompt": "  "}'], ("line 1", "question is empty")),
+        (['{"id": "a", "prompt": 7}'], ("line 1", "prompt=7", "string")),
+        (['{"messages": [{"role": "boss", "content": "x"}]}'], ("line 1", "messages.0.role='boss'")),
+        (['[1, 2]'], ("line 1", "a JSON object")),
+    ],
+)  # fmt: skip
+def test_a_bad_prompt_file(lines: list[str], said: tuple[str, ...], tmp_path: Path) -> None:
+    line = one_line(runner(tmp_path, prompts(tmp_path, *lines)))
+    assert all(part in line for part in said), line
+
+
+def test_a_missing_or_binary_prompt_file(tmp_path: Path) -> None:
+    assert "no prompt file" in one_line(runner(tmp_path, "prompts.path=none.jsonl"))
+    (tmp_path / "p.jsonl").write_bytes(b"\xff\xfe\x00binary")
+    assert "not UTF-8" in one_line(runner(tmp_path, "prompts.path=p.jsonl"))
+
+
+def test_a_prompt_longer_than_the_window(tmp_path: Path) -> None:
+    done = runner(tmp_path, *TINY, "window.policy=fixed", "window.tokens=20")
+    line = one_line(done)
+    assert "window.tokens is 20" in line and "window.policy=need" in line
+    assert load(tmp_path).jobs["status"].tolist() == ["refused"]
+
+
+def test_a_context_beyond_the_native_length(tmp_path: Path) -> None:
+    line = one_line(runner(tmp_path, *TINY, "window.policy=fixed", "window.tokens=9000"))
+    assert "beyond the model's native length" in line and "8192" in line and "9000" in line
+    long = json.dumps({"id": "long", "prompt": "word " * 9000})
+    assert "beyond the model's native length" in one_line(runner(tmp_path, prompts(tmp_path, long)))
+
+
+def test_a_job_without_the_memory(tmp_path: Path) -> None:
+    line = one_line(runner(tmp_path, *TINY, "hardware.ram=200MiB"))
+    assert "missing" in line and "MiB" in line
+    tables = load(tmp_path)
+    assert tables.jobs["status"].tolist() == ["refused"]
+    [plan] = tables.plans.to_dict("records")
+    assert plan["status"] == "refused"
+    assert plan["missing_bytes"] == plan["total_bytes"] - plan["available_bytes"] > 0
+
+
+def test_nothing_is_fetched_for_what_the_formula_refuses(tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    environment = os.environ | {"KVSWARM_CACHE": str(cache), "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": ""}
+    line = one_line(runner(tmp_path, *TINY, "hardware.ram=100MiB", env=environment))
+    assert "missing" in line
+    assert not list(cache.rglob("*.gguf*"))
+
+
+def test_a_chat_for_a_base_model(tmp_path: Path, gemma3: Path) -> None:
+    chat = json.dumps(
+        {"id": "c", "messages": [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]}
+    )
+    assert "base model" in one_line(runner(tmp_path, "model=gemma3_270m", prompts(tmp_path, chat)))
+
+
+def test_a_grammar_that_does_not_parse(tmp_path: Path) -> None:
+    assert "GBNF" in one_line(runner(tmp_path, *TINY, 'sampling.grammar="root ::= ("'))
+
+
+def test_quantised_v_without_flash_attention(tmp_path: Path) -> None:
+    line = one_line(runner(tmp_path, *TINY, "kv_mode=q4_0", "flash_attn=off"))
+    assert "needs flash attention" in line and "flash_attn=on" in line
+
+
+def test_an_output_folder_that_cannot_be(tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("a file")
+    line = one_line(runner(tmp_path, *TINY, "hydra.run.dir=taken"))
+    assert "taken" in line
+
+
+def test_no_room_on_the_disk(tmp_path: Path) -> None:
+    tables = tmp_path / "out" / "tables"
+    tables.mkdir(parents=True)
+    (tables / "generations.jsonl").symlink_to("/dev/full")
+    line = one_line(runner(tmp_path, *TINY, "hydra.run.dir=out"))
+    assert "space" in line.lower() or "room" in line.lower()
+    (tables / "generations.jsonl").unlink()
+    assert load(tmp_path).jobs["status"].tolist() == ["failed"]
+
+
+@pytest.mark.parametrize(
+    ("prompt_tokens", "answer_tokens", "after_s", "rows"), [(6000, 8, 2.0, 0), (200, 4000, 4.0, 3)]
+)
+def test_ctrl_c(prompt_tokens: int, answer_tokens: int, after_s: float, rows: int, tmp_path: Path) -> None:
+    """During prefill nothing is in hand; during decode the answers so far are written, marked."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "runner", "swarm_size=3", "prompts.count=1", f"prompts.tokens={prompt_tokens}",
+         f"sampling.max_tokens={answer_tokens}", "sampling.ignore_eos=true", "hydra.run.dir=out"],
+        cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    phase = "prefill" if rows == 0 else "decode"
+    journal = tmp_path / "out" / "tables" / "traces.jsonl"
+    deadline = time.monotonic() + 120
+    while not (journal.exists() and f'"{phase}"' in journal.read_text()):
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.05)
+    time.sleep(0.3)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=120)
+    assert process.returncode == 130
+    assert "Traceback" not in said
+    tables = load(tmp_path)
+    assert tables.jobs["status"].tolist() == ["interrupted"]
+    assert tables.generations["status"].tolist() == ["interrupted"] * rows
+    assert (tables.generations["generated_tokens"] > 0).all()
+    assert tables.votes.empty
+    assert (tmp_path / "out" / "tables" / "jobs.parquet").exists()
+
+
+def test_ctrl_c_ends_a_sweep(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "runner", "-m", "swarm_size=3,4", "prompts.count=1", "prompts.tokens=200",
+         "sampling.max_tokens=4000", "sampling.ignore_eos=true"],
+        cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    journal = tmp_path / "outputs/default/swarm_size.workers=3,prompts.count=1"
+    deadline = time.monotonic() + 120
+    while not any('"decode"' in path.read_text() for path in tmp_path.rglob("traces.jsonl")):
+        assert process.poll() is None and time.monotonic() < deadline, journal
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=120)
+    assert process.returncode == 130
+    assert load(tmp_path).jobs["status"].tolist() == ["interrupted"]
