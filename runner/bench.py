@@ -28,6 +28,7 @@ from runner.engine.weights import Weights
 from runner.errors import ConfigError
 from runner.ledger import Ledger
 from runner.planning.flash import remember
+from runner.planning.gguf_header import from_gguf
 from runner.planning.plan import Plan
 from runner.prompts import load_prompts
 from runner.record import JobRecord
@@ -127,6 +128,7 @@ class _Shape:
     def __init__(self, config: JobConfig, folder: Path, session: Session) -> None:
         self.config, self._folder = config, folder
         self._path = models.locate(config.model) or models.fetch(config.model, allow_large=config.fetch)
+        self._profile = from_gguf(self._path)
         form = PromptFormat(session.vocabulary(self._path))
         strategy = strategy_for(config.context_strategy.name)
         self._prepared = [
@@ -136,7 +138,7 @@ class _Shape:
         self._weights = session.weights(self._path, self.planned.plan.n_gpu_layers)
 
     def posture(self, config: JobConfig) -> _Posture:
-        return _Posture(config, resolve_job(config, self._path, self._prepared).check())
+        return _Posture(config, resolve_job(config, self._path, self._profile, self._prepared).check())
 
     def run(self, posture: _Posture) -> None:
         """The swarm in a context of its own, with nothing around it."""

@@ -204,7 +204,7 @@ class SamplingConfig:
     max_tokens: Count = 64
     ignore_eos: bool = False
     stop: list[Annotated[str, Field(min_length=1)]] = field(default_factory=list)
-    grammar: str | None = None
+    grammar: Annotated[str, Field(min_length=1)] | None = None
 
 
 @dataclass(frozen=True, config=_STRICT)

@@ -12,8 +12,10 @@ from runner.config import JobConfig
 from runner.context import strategy_for
 from runner.engine import bindings
 from runner.engine.chat import PromptFormat
+from runner.engine.sampler import check_grammar
 from runner.engine.scheduler import Progress, Scheduler
 from runner.ledger import Ledger
+from runner.planning.gguf_header import from_gguf
 from runner.prompts import least_tokens, load_prompts
 from runner.record import JobRecord
 from runner.report.terminal import View
@@ -55,10 +57,13 @@ def run_job(
     ):
         ledger = Ledger(tables, record, config)
         path = _weights_file(config)
-        form = PromptFormat(session.vocabulary(path))
+        profile = from_gguf(path)
+        vocabulary = session.vocabulary(path)
+        check_grammar(vocabulary, config.sampling)
+        form = PromptFormat(vocabulary)
         strategy = strategy_for(config.context_strategy.name)
         prepared = [strategy.prepare(prompt, form) for prompt in load_prompts(config.prompts, form.count)]
-        plan = resolve_job(config, path, prepared)
+        plan = resolve_job(config, path, profile, prepared)
 
         record.identify(_job_id(config, path, plan.prefix_tokens), models.digest(path), plan.n_threads)
         ledger.prompts(prepared)

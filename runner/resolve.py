@@ -11,7 +11,6 @@ from runner.context import PreparedPrompt
 from runner.engine import bindings
 from runner.engine.dryrun import dry_run
 from runner.planning.flash import Shape, choose
-from runner.planning.gguf_header import from_gguf
 from runner.planning.hardware import Hardware, physical_cores, probe
 from runner.planning.plan import Demand, Plan, resolve, with_dry_run
 from runner.planning.profile import ModelProfile, from_config
@@ -32,17 +31,18 @@ def refuse_before_fetch(config: JobConfig) -> None:
         ).check()
 
 
-def resolve_job(config: JobConfig, path: Path, prepared: Sequence[PreparedPrompt]) -> Plan:
+def resolve_job(
+    config: JobConfig, path: Path, profile: ModelProfile, prepared: Sequence[PreparedPrompt]
+) -> Plan:
     """The plan of a job whose prompts are counted and whose model is at ``path``; it may be a refusal.
 
     Raises:
         PlanRefusedError: the window is too small, or the declared hardware is not this machine's.
         ConfigError: options that the engine cannot combine.
-        ModelError: the file is no whole GGUF.
     """
     longest = max(item.tokens_sent for item in prepared)
     documents = any(item.document for item in prepared)
-    plan = _plan(config, from_gguf(path), longest, documents=documents, prompts=len(prepared))
+    plan = _plan(config, profile, longest, documents=documents, prompts=len(prepared))
     return plan if plan.status == "refused" else with_dry_run(plan, dry_run(path, plan))
 
 

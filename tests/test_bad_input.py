@@ -52,7 +52,7 @@ def test_a_missing_model_file(tmp_path: Path) -> None:
 
 def test_a_file_that_is_no_gguf(tmp_path: Path) -> None:
     (tmp_path / "notes.gguf").write_text("These are notes, not weights." * 100)
-    assert "is no GGUF file" in one_line(runner(tmp_path, "model.path=notes.gguf", *TINY))
+    assert "notes.gguf is not a GGUF file" in one_line(runner(tmp_path, "model.path=notes.gguf", *TINY))
 
 
 @pytest.mark.parametrize("share", [0.001, 0.5, 0.999])

@@ -8,6 +8,9 @@ vectorised over the whole swarm, and the chain sees the rest: the same tokens wi
 from __future__ import annotations
 
 import ctypes
+import os
+import sys
+import tempfile
 from collections import deque
 
 import numpy as np
@@ -67,11 +70,7 @@ class Sampler:
     """
 
     def __init__(self, weights: Weights, config: SamplingConfig, seed: int) -> None:
-        """Build the chain; ``seed`` is a uint32.
-
-        Raises:
-            ConfigError: the grammar does not parse.
-        """
+        """Build the chain; ``seed`` is a uint32, and the grammar has passed :func:`check_grammar`."""
         self._handle = lib.llama_sampler_chain_init(lib.llama_sampler_chain_default_params())
         self._grammar = None
         penalised = config.repeat_penalty != 1.0 and config.repeat_last_n > 0
@@ -93,12 +92,7 @@ class Sampler:
         for step in steps:
             lib.llama_sampler_chain_add(self._handle, step)
         if config.grammar is not None:
-            self._grammar = lib.llama_sampler_init_grammar(weights.vocab, config.grammar.encode(), b"root")
-            if not self._grammar:
-                self.close()
-                raise ConfigError(
-                    "sampling.grammar does not parse as GBNF with a rule named root; mend the grammar"
-                )
+            self._grammar = _grammar(weights, config.grammar)
 
     def close(self) -> None:
         """Free the chain."""
@@ -129,6 +123,36 @@ class Sampler:
     def _allows(self, token: int) -> bool:
         _, logits = _apply(self._grammar, np.array([token], np.int32), np.zeros(1, np.float32))
         return bool(np.isfinite(logits[0]))
+
+
+def check_grammar(weights: Weights, config: SamplingConfig) -> None:
+    """Refuse a grammar that does not parse, before anything is loaded for it.
+
+    Raises:
+        ConfigError: carries what llama.cpp's parser said.
+    """
+    if config.grammar is None:
+        return
+    # The parser writes to stderr, past every log callback: the file descriptor itself has to be turned.
+    with tempfile.TemporaryFile() as said:
+        sys.stderr.flush()
+        kept = os.dup(2)
+        os.dup2(said.fileno(), 2)
+        try:
+            grammar = _grammar(weights, config.grammar)
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+        said.seek(0)
+        reason = said.read().decode("utf-8", "replace").strip().partition("\n")[0]
+    if not grammar:
+        reason = reason.removeprefix("parse: ") or "it has no rule named root"
+        raise ConfigError(f"sampling.grammar is no GBNF that llama.cpp can use: {reason}; mend the grammar")
+    lib.llama_sampler_free(grammar)
+
+
+def _grammar(weights: Weights, grammar: str) -> object:
+    return lib.llama_sampler_init_grammar(weights.vocab, grammar.encode(), b"root")
 
 
 def needed(config: SamplingConfig) -> int:

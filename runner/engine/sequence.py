@@ -81,7 +81,7 @@ class Answer:
         """Sample the next token from ``row`` [n_vocab] and find out whether the answer is complete."""
         token = self._sampler.sample(row, candidates)
         self.tokens.append(token)
-        self._logprob_sum += float(row[token]) - log_normalizer
+        self._logprob_sum += float(row[token]) - float(log_normalizer)
         if not self._config.ignore_eos and self._weights.is_end(token):
             self._finish("stop")
             return

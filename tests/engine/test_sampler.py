@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runner.config import SamplingConfig
-from runner.engine.sampler import Sampler, log_normalizers, needed, top_candidates
+from runner.engine.sampler import Sampler, check_grammar, log_normalizers, needed, top_candidates
 from runner.engine.weights import Weights
 from runner.errors import ConfigError
 
@@ -100,6 +100,10 @@ def test_a_grammar_is_kept(smol: Weights) -> None:
         assert text in (b"yes", b"no")
 
 
-def test_a_grammar_that_does_not_parse(smol: Weights) -> None:
-    with pytest.raises(ConfigError, match="GBNF"):
-        Sampler(smol, replace(SamplingConfig(), grammar="root ::= ("), 0)
+@pytest.mark.parametrize("grammar", ["root ::= (", 'other ::= "x"', "root ::= missing"])
+def test_a_grammar_that_does_not_parse(
+    grammar: str, smol: Weights, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(ConfigError, match=r"sampling\.grammar is no GBNF"):
+        check_grammar(smol, replace(SamplingConfig(), grammar=grammar))
+    assert capfd.readouterr().err == ""
