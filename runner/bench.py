@@ -23,7 +23,8 @@ from runner.config import JobConfig
 from runner.context import strategy_for
 from runner.engine.chat import PromptFormat
 from runner.engine.context import Batch, Context, ContextParams, Logits, context_params
-from runner.engine.scheduler import Progress, Scheduler
+from runner.engine.progress import Progress
+from runner.engine.scheduler import Scheduler
 from runner.engine.weights import Weights
 from runner.errors import ConfigError
 from runner.ledger import Ledger

@@ -16,7 +16,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from runner.config import JobConfig, conf_dir, defaults, parse
+from runner.config import CUSTOM_MODEL, JobConfig, conf_dir, defaults, parse
 from runner.errors import ConfigError, KvswarmError
 
 _NUMBER = re.compile(r"[+-]?\d+")
@@ -28,12 +28,15 @@ def rewrite(arguments: Sequence[str]) -> list[str]:
     """Arguments as a person types them, turned into what Hydra takes.
 
     ``swarm_size=5`` becomes ``swarm_size.workers=5``: Hydra refuses an integer as a group's option. An
-    ``experiment=NAME`` is optional, so Hydra wants it as ``+experiment=NAME``.
+    ``experiment=NAME`` is optional, so Hydra wants it as ``+experiment=NAME``. ``model.path=FILE`` alone also
+    chooses ``model=custom``, so that a file is not taken for the default model.
 
     Raises:
         ConfigError: ``swarm_size`` mixes integers and named options.
     """
-    return [_rewrite(argument) for argument in arguments]
+    keys = {argument.partition("=")[0] for argument in arguments}
+    own_file = "model.path" in keys and "model" not in keys
+    return [_rewrite(argument) for argument in arguments] + [f"model={CUSTOM_MODEL}"] * own_file
 
 
 def _rewrite(argument: str) -> str:

@@ -38,6 +38,9 @@ def parse_bytes(value: Any) -> Any:
     return int(float(match[1]) * _UNITS[match[2].lower()])
 
 
+CUSTOM_MODEL = "custom"
+"""The option that stands for a person's own file."""
+
 Bytes = Annotated[int, BeforeValidator(parse_bytes), Field(ge=0)]
 Count = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -108,11 +111,16 @@ class ProfileConfig:
 class ModelConfig:
     """A model: ``path`` wins over ``source``; ``profile`` serves where there is no file to read."""
 
-    name: str = "custom"
+    name: str = CUSTOM_MODEL
     path: str | None = None
     source: SourceConfig | None = None
     profile: ProfileConfig | None = None
     licence: str | None = None
+
+    @property
+    def label(self) -> str:
+        """The model's name; the file's, where nothing but its path was given."""
+        return Path(self.path).stem if self.path is not None and self.name == CUSTOM_MODEL else self.name
 
 
 @dataclass(frozen=True, config=_STRICT)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,8 +12,9 @@ from runner.config import JobConfig
 from runner.context import strategy_for
 from runner.engine import bindings
 from runner.engine.chat import PromptFormat
+from runner.engine.progress import Progress
 from runner.engine.sampler import check_grammar
-from runner.engine.scheduler import Progress, Scheduler
+from runner.engine.scheduler import Scheduler
 from runner.ledger import Ledger
 from runner.planning.gguf_header import from_gguf
 from runner.prompts import least_tokens, load_prompts
@@ -70,10 +71,12 @@ def run_job(
         ledger.plan(plan)
         view.planned(plan.check())
 
-        began = time.monotonic()
-        weights = session.weights(path, plan.n_gpu_layers)
-        with session.context(weights, plan) as context:
-            progress = Progress(load_s=time.monotonic() - began)
+        progress = Progress(phase="load")
+        tracer = Tracer(tables, record.job_id, progress, plan, hz=config.trace.hz)
+        with record.measuring(progress, tracer), ExitStack() as stack:
+            weights = session.weights(path, plan.n_gpu_layers)
+            context = stack.enter_context(session.context(weights, plan))
+            progress.load_s = tracer.seconds
             scheduler = Scheduler(
                 weights,
                 context,
@@ -82,11 +85,9 @@ def run_job(
                 stopping=stopping,
                 progress=progress,
             )
-            swarm = run_swarm(scheduler, prepared, workers=plan.workers, seed=config.seed)
-            tracer = Tracer(tables, record.job_id, progress, plan, hz=config.trace.hz)
-            with record.measuring(progress, tracer), view.watching(progress, prepared):
-                for item, generations in swarm:
-                    view.voted(item.prompt, ledger.group(item, generations))
+            stack.enter_context(view.watching(progress, prepared))
+            for item, generations in run_swarm(scheduler, prepared, workers=plan.workers, seed=config.seed):
+                view.voted(item.prompt, ledger.group(item, generations))
         return JobResult(
             job_id=record.job_id,
             prompts=len(prepared),
@@ -107,12 +108,12 @@ def _weights_file(config: JobConfig) -> Path:
 
 
 def _job_id(config: JobConfig, path: Path | None, prompt_tokens: int = 0) -> str:
-    """The job's identity; without a file, by the digest that its config promises."""
-    source = config.model.source
-    promised = source.sha256 if source is not None and source.sha256 else f"unfetched {config.model.name}"
+    """The job's identity; while its file is not here, by what its config says of it."""
+    model = config.model
+    promised = model.source.sha256 if model.source is not None and model.path is None else None
     return identity.job_id(
         config,
-        model_digest=promised if path is None else models.digest(path),
+        model_digest=models.digest(path) if path is not None else promised or f"{model.name} {model.path}",
         engine_version=bindings.version(),
         flash_attn=flash_attn_for(config, prompt_tokens),
     )

@@ -17,7 +17,7 @@ from typing import Any
 from runner import __version__
 from runner.config import JobConfig
 from runner.engine import bindings
-from runner.engine.scheduler import Progress
+from runner.engine.progress import Progress
 from runner.errors import Interrupted, KvswarmError, PlanRefusedError
 from runner.tables import TableWriter
 from runner.trace import Tracer
@@ -63,7 +63,7 @@ class JobRecord:
             "name": config.name,
             "config": json.dumps(asdict(config), sort_keys=True),
             "overrides": " ".join(overrides),
-            "model": config.model.name,
+            "model": config.model.label,
             "engine_version": bindings.version(),
             "runner_version": __version__,
             "host": platform.node(),

@@ -10,6 +10,7 @@ from runner.config import JobConfig
 from runner.context import PreparedPrompt
 from runner.engine import bindings
 from runner.engine.dryrun import dry_run
+from runner.errors import ConfigError
 from runner.planning.flash import Shape, choose
 from runner.planning.hardware import Hardware, physical_cores, probe
 from runner.planning.plan import Demand, Plan, resolve, with_dry_run
@@ -90,10 +91,12 @@ def _plan(
     hardware = _hardware(config)
     workers, in_flight = config.swarm_size.workers, min(config.in_flight, prompts or config.in_flight)
     sliding = profile.sliding_window > 0 and not config.kv_mode.swa_full
+    n_seq_max = sequences_needed(workers, in_flight, documents=documents, sliding=sliding)
+    _check_sequences(config, n_seq_max)
     return resolve(
         profile,
         hardware,
-        model_name=config.model.name,
+        model_name=config.model.label,
         kv_mode=config.kv_mode,
         window=config.window,
         demand=Demand(
@@ -101,9 +104,23 @@ def _plan(
             suffix_tokens=config.sampling.max_tokens,
             workers=workers,
             in_flight=in_flight,
-            n_seq_max=sequences_needed(workers, in_flight, documents=documents, sliding=sliding),
+            n_seq_max=n_seq_max,
         ),
         flash_attn=flash_attn_for(config, prompt_tokens),
         n_ubatch=config.n_ubatch,
         n_threads=config.n_threads or hardware.threads,
     )
+
+
+def _check_sequences(config: JobConfig, n_seq_max: int) -> None:
+    """A decode batch holds a token of every sequence, and llama.cpp numbers no more than 256 of them."""
+    asked = f"swarm_size={config.swarm_size.workers} with in_flight={config.in_flight}"
+    if n_seq_max > bindings.max_sequences():
+        raise ConfigError(
+            f"{asked} needs {n_seq_max} sequences, the engine has {bindings.max_sequences()}; lower either"
+        )
+    if n_seq_max > config.n_ubatch:
+        raise ConfigError(
+            f"{asked} decodes {n_seq_max} tokens a step, n_ubatch={config.n_ubatch} holds fewer; "
+            f"set n_ubatch={n_seq_max}"
+        )

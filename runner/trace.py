@@ -10,7 +10,7 @@ from types import TracebackType
 import psutil
 import pynvml
 
-from runner.engine.scheduler import Progress
+from runner.engine.progress import Progress
 from runner.planning.plan import Plan
 from runner.tables import TableWriter
 
@@ -50,6 +50,11 @@ class Tracer:
         self._thread.join()
         if self.error is not None and error is None:
             raise self.error
+
+    @property
+    def seconds(self) -> float:
+        """Since the tracer was made."""
+        return time.monotonic() - self._began
 
     def _run(self) -> None:
         try:

@@ -142,6 +142,13 @@ def test_quantised_v_without_flash_attention(tmp_path: Path) -> None:
     assert "needs flash attention" in line and "flash_attn=on" in line
 
 
+def test_more_workers_than_a_batch_holds(tmp_path: Path) -> None:
+    line = one_line(runner(tmp_path, "prompts.items=[Why?]", "swarm_size=60", "n_ubatch=32"))
+    assert "swarm_size=60" in line and "set n_ubatch=60" in line
+    line = one_line(runner(tmp_path, "prompts.items=[a,b,c]", "swarm_size=128", "in_flight=3"))
+    assert "384 sequences, the engine has 256" in line
+
+
 def test_an_output_folder_that_cannot_be(tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("a file")
     line = one_line(runner(tmp_path, *TINY, "hydra.run.dir=taken"))

@@ -27,6 +27,7 @@ __all__ = [
     "ggml",
     "last_error",
     "lib",
+    "max_sequences",
     "on_abort",
     "version",
 ]
@@ -109,6 +110,11 @@ def version() -> str:
 def can_offload() -> bool:
     """Whether this build can put layers on an accelerator."""
     return bool(lib.llama_supports_gpu_offload())
+
+
+def max_sequences() -> int:
+    """How many sequences a context can have (``LLAMA_MAX_SEQ``)."""
+    return int(lib.llama_max_parallel_sequences())
 
 
 def forget_complaints() -> None:

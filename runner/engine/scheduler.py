@@ -14,25 +14,11 @@ from dataclasses import dataclass, field
 
 from runner.config import SamplingConfig
 from runner.engine.context import Context
+from runner.engine.progress import Progress
 from runner.engine.sampler import log_normalizers, needed, top_candidates
 from runner.engine.sequence import Answer, Generation, Group
 from runner.engine.weights import Weights
 from runner.errors import Interrupted
-
-
-@dataclass
-class Progress:
-    """What the engine is doing, for whoever draws or samples it; written by the scheduler alone."""
-
-    phase: str = "idle"
-    prefill_tokens: int = 0
-    generated_tokens: int = 0
-    active_sequences: int = 0
-    cells_used: int = 0
-    groups_done: int = 0
-    load_s: float = 0.0
-    prefill_s: float = 0.0
-    decode_s: float = 0.0
 
 
 @dataclass
@@ -62,6 +48,11 @@ class _Running:
     @property
     def alive(self) -> list[Answer]:
         return [answer for answer in self.answers if answer.finish_reason is None]
+
+    @property
+    def unfinished(self) -> int:
+        """Workers that decode, or will."""
+        return len(self.alive) if self.forked else len(self.group.seeds)
 
     def results(self) -> list[Generation]:
         return [answer.result(self.group, self.prefill_tokens, self.started) for answer in self.answers]
@@ -134,7 +125,7 @@ class Scheduler:
     # -- one step -------------------------------------------------------------------------------------------
 
     def _admit(self) -> None:
-        while self._waiting and len(self._running) < self._in_flight:
+        while self._waiting and (not self._running or self._has_room(self._waiting[0])):
             group = self._waiting.popleft()
             document = self._document_of(group)
             self._running.append(
@@ -142,6 +133,24 @@ class Scheduler:
                     group=group, document=document, sequence=self._free.popleft(), started=time.monotonic()
                 )
             )
+
+    def _has_room(self, group: Group) -> bool:
+        """Whether ``group`` can join those that are running, each of which may still grow to its longest.
+
+        What finished sequences leave behind is room: the next prompt need not wait for a whole group to end.
+        """
+        if self._in_flight == 1:
+            return False
+        longest, workers = self._sampling.max_tokens, len(group.seeds)
+        new = bool(group.document) and all(d.tokens != group.document for d in self._documents)
+        cells = sum(len(r.group.question) + r.unfinished * longest for r in self._running)
+        cells += sum(len(document.tokens) for document in self._documents) + new * len(group.document)
+        cells += len(group.question) + workers * longest
+        # A prefix that several workers own takes a window of a small sliding-window cache for itself.
+        prefix = int(self._context.partial_state)
+        sequences = sum(r.unfinished + prefix * (r.unfinished > 1) for r in self._running)
+        sequences += len(self._documents) + new + workers + prefix
+        return cells <= self._context.params.n_ctx and sequences <= self._context.params.n_seq_max
 
     def _document_of(self, group: Group) -> _Document | None:
         if not group.document:

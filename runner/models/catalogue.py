@@ -15,7 +15,7 @@ from runner.errors import ConfigError, ModelError
 
 
 def known() -> list[ModelConfig]:
-    """Every ``conf/model/*.yaml``, in the order of its file name.
+    """Every ``conf/model/*.yaml`` that names a source, in the order of its file name.
 
     Raises:
         ConfigError: names the file that does not parse.
@@ -26,7 +26,7 @@ def known() -> list[ModelConfig]:
             models.append(_read(path))
         except (ConfigError, YAMLError, OmegaConfBaseException) as error:
             raise ConfigError(f"{path}: {error}") from error
-    return models
+    return [model for model in models if model.source is not None]
 
 
 def _read(path: Path) -> ModelConfig:

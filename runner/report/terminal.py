@@ -17,7 +17,7 @@ from runner.planning.hardware import gib
 
 if TYPE_CHECKING:
     from runner.context import PreparedPrompt
-    from runner.engine.scheduler import Progress
+    from runner.engine.progress import Progress
     from runner.ledger import Verdict
     from runner.planning.plan import Plan
     from runner.prompts import Prompt

@@ -121,6 +121,23 @@ def test_several_in_flight_answer_everything(smol: Weights) -> None:
     )
 
 
+def test_finished_sequences_make_room_for_the_next_prompt(smol: Weights) -> None:
+    """Two groups of four and a third one: it is prefilled beside them as soon as enough workers are done."""
+    asked = [group(smol, f"q{i}", f"Say {i}.", workers=4) for i in range(3)]
+    grammar = 'root ::= "a" | "b" | "a b c d e f g h i j k l m n o p q r s t u v w x y z"'
+    sampling = replace(
+        SAMPLING, max_tokens=60, grammar=grammar, temperature=3.0, top_p=1.0, min_p=0.0, top_k=0
+    )
+    for in_flight, at_once in ((2, 3), (1, 1)):
+        with context(smol, workers=4, in_flight=in_flight, cells=1024) as made:
+            scheduler = Scheduler(smol, made, sampling, in_flight=in_flight)
+            running = []
+            scheduler._stopping = lambda s=scheduler, seen=running: bool(seen.append(len(s._running)))  # type: ignore[misc]
+            done = [group_.prompt_id for group_, _ in scheduler.run(asked)]
+        assert sorted(done) == ["q0", "q1", "q2"]
+        assert max(running) == at_once
+
+
 def test_answers_end_at_stop_strings(smol: Weights) -> None:
     sampling = replace(SAMPLING, temperature=0, max_tokens=40)
     with context(smol) as made:

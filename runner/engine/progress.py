@@ -1,0 +1,24 @@
+"""What the engine is doing right now, for whoever draws or samples it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass
+class Progress:
+    """Counters of one job; the scheduler writes, a tracer and a terminal read.
+
+    ``phase`` is ``load``, ``prefill``, ``decode`` or ``idle``; tokens and groups only grow; ``cells_used`` and
+    ``active_sequences`` are of this moment.
+    """
+
+    phase: str = "idle"
+    prefill_tokens: int = 0
+    generated_tokens: int = 0
+    active_sequences: int = 0
+    cells_used: int = 0
+    groups_done: int = 0
+    load_s: float = 0.0
+    prefill_s: float = 0.0
+    decode_s: float = 0.0
