@@ -38,13 +38,11 @@ class _Outcome:
         if self.result is None:
             word = "refused" if isinstance(self.error, PlanRefusedError) else "failed"
             return f"{word:8} {name}: {self.error}"
-        known = self.result.accuracy is not None
-        vote = (
-            f", vote {self.result.accuracy:.2f}, single {self.result.mean_worker_accuracy:.2f}"
-            if known
-            else ""
+        vote, worker = self.result.accuracy, self.result.mean_worker_accuracy
+        right = (
+            "" if vote is None or worker is None else f"; right: vote {vote:.2f}, mean worker {worker:.2f}"
         )
-        return f"{'done':8} {name}: {self.result.prompts} prompts in {self.result.seconds:.1f} s{vote}"
+        return f"{'done':8} {name}: {self.result.prompts} prompts in {self.result.seconds:.1f} s{right}"
 
 
 class _Command:

@@ -34,7 +34,6 @@ class Tracer:
         self._family = [psutil.Process()]
         self._family_at = -_FAMILY_EVERY_S
         self._began = time.monotonic()
-        self._last = (self._began, 0, 0)
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._run, name="tracer", daemon=True)
         self.error: Exception | None = None
@@ -73,9 +72,6 @@ class Tracer:
         self.peak_rss_bytes = max(self.peak_rss_bytes, rss)
         if vram is not None:
             self.peak_vram_bytes = max(self.peak_vram_bytes or 0, vram)
-        then, prefilled, generated = self._last
-        tokens = p.prefill_tokens - prefilled if p.phase == "prefill" else p.generated_tokens - generated
-        self._last = (now, p.prefill_tokens, p.generated_tokens)
         self._tables.append(
             "traces",
             job_id=self._job_id,
@@ -87,7 +83,7 @@ class Tracer:
             kv_cells_used=p.cells_used,
             kv_bytes=round(p.cells_used * self._bytes_per_cell),
             active_sequences=p.active_sequences,
-            tok_s=max(0, tokens) / (now - then) if now > then else 0.0,
+            tok_s=p.tok_s,
         )
 
     def _rss(self, now: float) -> int:

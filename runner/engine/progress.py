@@ -10,7 +10,8 @@ class Progress:
     """Counters of one job; the scheduler writes, a tracer and a terminal read.
 
     ``phase`` is ``load``, ``prefill``, ``decode`` or ``idle``; tokens and groups only grow; ``cells_used`` and
-    ``active_sequences`` are of this moment.
+    ``active_sequences`` are of this moment; ``tok_s`` is the last batch's rate: of prefilled tokens while a
+    prompt is prefilled alone, else of generated ones.
     """
 
     phase: str = "idle"
@@ -20,5 +21,6 @@ class Progress:
     cells_used: int = 0
     groups_done: int = 0
     load_s: float = 0.0
+    tok_s: float = 0.0
     prefill_s: float = 0.0
     decode_s: float = 0.0

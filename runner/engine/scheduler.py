@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from runner.config import SamplingConfig
 from runner.engine.context import Context
 from runner.engine.progress import Progress
 from runner.engine.sampler import log_normalizers, needed, top_candidates
-from runner.engine.sequence import Answer, Generation, Group
+from runner.engine.sequence import Answer, Generation, Group, Rows
 from runner.engine.weights import Weights
 from runner.errors import Interrupted
 
@@ -56,22 +56,6 @@ class _Running:
 
     def results(self) -> list[Generation]:
         return [answer.result(self.group, self.prefill_tokens, self.started) for answer in self.answers]
-
-
-@dataclass
-class _Batch:
-    """The rows of the next decode, one entry a token in each list."""
-
-    tokens: list[int] = field(default_factory=list)
-    positions: list[int] = field(default_factory=list)
-    sequences: list[int] = field(default_factory=list)
-    outputs: list[bool] = field(default_factory=list)
-
-    def add(self, tokens: Sequence[int], first_position: int, sequence: int) -> None:
-        self.tokens.extend(tokens)
-        self.positions.extend(range(first_position, first_position + len(tokens)))
-        self.sequences.extend([sequence] * len(tokens))
-        self.outputs.extend([False] * len(tokens))
 
 
 class Scheduler:
@@ -165,35 +149,34 @@ class Scheduler:
         return document
 
     def _step(self) -> None:
-        batch = _Batch()
-        sampled = [answer for running in self._running for answer in running.alive]
+        batch, sampled = Rows(), []
         for running in self._running:
             for answer in running.alive:
-                batch.add(
-                    [answer.tokens[-1]], running.group.prompt_tokens + len(answer.tokens) - 1, answer.sequence
-                )
-                batch.outputs[-1] = True
-        rows = list(range(len(sampled)))
+                sampled.append(answer)
+                position = running.group.prompt_tokens + len(answer.tokens) - 1
+                batch.add([answer.tokens[-1]], position, answer.sequence, output=True)
+        decoding = len(sampled)
+        rows = list(range(decoding))
         prefilling = next((running for running in self._running if not running.forked), None)
         completes = prefilling is not None and self._add_chunk(prefilling, batch)
-        self._note("decode" if sampled else "prefill")
+        self._note("decode" if decoding else "prefill")
 
         began = time.monotonic()
         logits = self._context.decode(batch.tokens, batch.positions, batch.sequences, batch.outputs)
         if prefilling is not None and completes:
             # All workers draw their first token from the prompt's last row, each with its own seed.
-            rows += [len(sampled)] * len(prefilling.group.seeds)
+            rows += [decoding] * len(prefilling.group.seeds)
             sampled += self._fork(prefilling)
         if sampled:
             norms, candidates = log_normalizers(logits), top_candidates(logits, self._looked_at)
             for row, answer in zip(rows, sampled, strict=True):
                 answer.advance(logits[row], candidates[row], norms[row])
-        self._count(time.monotonic() - began, sampled)
+        self._count(time.monotonic() - began, len(batch.tokens) - decoding, len(sampled))
         for answer in sampled:
             if answer.finish_reason is not None:
                 self._release(answer)
 
-    def _add_chunk(self, running: _Running, batch: _Batch) -> bool:
+    def _add_chunk(self, running: _Running, batch: Rows) -> bool:
         """Add the next prefill tokens of ``running`` to the batch; True where they end its prompt.
 
         No chunk crosses the end of a document, so that the question's batches are the same whether the
@@ -210,12 +193,10 @@ class Scheduler:
             if document is not None and running.asked == 0:
                 self._fork_document(document, running.sequence)
             chunk = group.question[running.asked : running.asked + room]
-            batch.add(chunk, len(group.document) + running.asked, running.sequence)
+            completes = running.asked + len(chunk) == len(group.question)
+            batch.add(chunk, len(group.document) + running.asked, running.sequence, output=completes)
             running.asked += len(chunk)
-            completes = running.asked == len(group.question)
-            batch.outputs[-1] = completes
         running.prefill_tokens += len(chunk)
-        self.progress.prefill_tokens += len(chunk)
         return completes
 
     def _fork_document(self, document: _Document, sequence: int) -> None:
@@ -279,7 +260,8 @@ class Scheduler:
         self._running.clear()
         self._documents.clear()
         self._free = deque(range(self._context.params.n_seq_max))
-        self.progress.phase, self.progress.active_sequences, self.progress.cells_used = "idle", 0, 0
+        p = self.progress
+        p.phase, p.active_sequences, p.cells_used, p.tok_s = "idle", 0, 0, 0.0
 
     # -- what others see ------------------------------------------------------------------------------------
 
@@ -290,10 +272,13 @@ class Scheduler:
         p.cells_used = sum(document.prefilled for document in self._documents)
         p.cells_used += sum(r.asked + sum(len(a.tokens) for a in r.alive) for r in self._running)
 
-    def _count(self, seconds: float, sampled: list[Answer]) -> None:
+    def _count(self, seconds: float, prefilled: int, sampled: int) -> None:
         p = self.progress
-        p.generated_tokens += len(sampled)
+        p.prefill_tokens += prefilled
+        p.generated_tokens += sampled
         if p.phase == "decode":
             p.decode_s += seconds
+            p.tok_s = sampled / seconds
         else:
             p.prefill_s += seconds
+            p.tok_s = prefilled / seconds

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import codecs
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
 from runner.config import SamplingConfig
@@ -58,6 +59,23 @@ class Generation:
     finish_reason: FinishReason
     status: Status
     seconds: float
+
+
+@dataclass
+class Rows:
+    """The rows of the next decode, one entry a token in each list."""
+
+    tokens: list[int] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)
+    sequences: list[int] = field(default_factory=list)
+    outputs: list[bool] = field(default_factory=list)
+
+    def add(self, tokens: Sequence[int], first_position: int, sequence: int, *, output: bool = False) -> None:
+        """Append ``tokens`` at consecutive positions of one sequence; ``output`` wants the last one's logits."""
+        self.tokens.extend(tokens)
+        self.positions.extend(range(first_position, first_position + len(tokens)))
+        self.sequences.extend([sequence] * len(tokens))
+        self.outputs.extend([False] * (len(tokens) - 1) + [output])
 
 
 class Answer:

@@ -89,15 +89,10 @@ class View:
 
 def _draw(bars: Bars, progress: Progress, prompts: int, done: threading.Event) -> None:
     task = bars.add_task("prompts", total=prompts, note="")
-    before, generated, prefilled = 0.0, 0, 0
     while not done.wait(_REFRESH_S):
-        busy = progress.prefill_s + progress.decode_s
-        tokens = progress.generated_tokens - generated + progress.prefill_tokens - prefilled
-        rate = tokens / (busy - before) if busy > before else 0.0
-        before, generated, prefilled = busy, progress.generated_tokens, progress.prefill_tokens
         note = (
-            f"{progress.phase}: {progress.prefill_tokens} tokens prefilled, {progress.active_sequences} workers "
-            f"decoding, {rate:.0f} tok/s"
+            f"{progress.phase}: {progress.prefill_tokens} tokens prefilled, "
+            f"{progress.active_sequences} workers, {progress.tok_s:.0f} tok/s"
         )
         bars.update(task, completed=progress.groups_done, note=note)
         bars.refresh()

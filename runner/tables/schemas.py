@@ -37,7 +37,7 @@ JOBS = _schema(
     ("overrides", "str", "The overrides as a person typed them, separated by spaces"),
     ("model", "str", "The model's name in the config"),
     ("model_digest", "str", "sha256 of the weights"),
-    ("engine_version", "str", "Version of llama-cpp-python"),
+    ("engine_version", "str", "Versions of llama-cpp-python and of the llama.cpp in it"),
     ("runner_version", "str", "Version of kvswarm"),
     ("host", "str", "Name of the machine"),
     ("cpu", "str", "The processor's model name"),
@@ -171,15 +171,15 @@ VOTES = _schema(
 
 TRACES = _schema(
     _JOB_ID,
-    ("process", "str!", "Which process was sampled: runner, or a worker's name"),
+    ("process", "str!", "Which process was sampled, with its children: runner-PID"),
     ("t_s", "float!", "Seconds since the job started"),
-    ("phase", "str", "What the job was doing: load, prefill, decode, ..."),
+    ("phase", "str", "What the job was doing: load, prefill, decode or idle"),
     ("rss_bytes", "int", "Resident memory of the process tree in bytes"),
     ("vram_bytes", "int", "VRAM in use in bytes; null without a card"),
     ("kv_cells_used", "int", "KV cells in use"),
     ("kv_bytes", "int", "Bytes of the KV cells in use"),
     ("active_sequences", "int", "Sequences that are decoding"),
-    ("tok_s", "float", "Tokens a second since the sample before"),
+    ("tok_s", "float", "Tokens a second of the last batch: prefilled in phase prefill, else generated"),
 )
 
 SCHEMAS: dict[str, pa.Schema] = {

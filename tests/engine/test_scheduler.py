@@ -129,11 +129,15 @@ def test_finished_sequences_make_room_for_the_next_prompt(smol: Weights) -> None
         SAMPLING, max_tokens=60, grammar=grammar, temperature=3.0, top_p=1.0, min_p=0.0, top_k=0
     )
     for in_flight, at_once in ((2, 3), (1, 1)):
-        with context(smol, workers=4, in_flight=in_flight, cells=1024) as made:
-            scheduler = Scheduler(smol, made, sampling, in_flight=in_flight)
-            running = []
-            scheduler._stopping = lambda s=scheduler, seen=running: bool(seen.append(len(s._running)))  # type: ignore[misc]
-            done = [group_.prompt_id for group_, _ in scheduler.run(asked)]
+        running: list[int] = []
+
+        def watch() -> bool:
+            running.append(len(scheduler._running))  # noqa: B023 - both are this round's
+            return False
+
+        with context(smol, workers=4, in_flight=in_flight) as made:
+            scheduler = Scheduler(smol, made, sampling, in_flight=in_flight, stopping=watch)
+            done = [finished.prompt_id for finished, _ in scheduler.run(asked)]
         assert sorted(done) == ["q0", "q1", "q2"]
         assert max(running) == at_once
 
