@@ -55,7 +55,6 @@ class _Command:
         self._session: Session | None = None
 
     def __call__(self, config: DictConfig) -> None:
-        from runner.interrupt import stop_on_interrupt
         from runner.job import run_job
         from runner.record import record_unusable
         from runner.report.terminal import View
@@ -73,8 +72,7 @@ class _Command:
             except ConfigError as error:
                 record_unusable(folder, OmegaConf.to_yaml(config), overrides, str(error))
                 raise
-            with stop_on_interrupt() as stopping:
-                result = run_job(job, folder, self._session, view, overrides=overrides, stopping=stopping)
+            result = run_job(job, folder, self._session, view, overrides=overrides)
             self.outcomes.append(_Outcome(name, folder, result=result))
         except Interrupted:
             # Not an Exception: Hydra's launcher would go on to the next job.

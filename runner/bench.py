@@ -6,10 +6,11 @@ Everything that is compared runs in one process, alternating, so that a noisy ma
 from __future__ import annotations
 
 import json
+import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
 from hydra.core.hydra_config import HydraConfig
@@ -44,7 +45,7 @@ _JOB_ID = "bench"
 
 @dataclass(frozen=True)
 class Bench:
-    """What ``bench.json`` holds; every ratio is of seconds summed over the same rounds.
+    """What ``bench.json`` holds; each ratio is the median of the rounds' own ratios.
 
     Attributes:
         shared_vs_isolated: the same workers one after the other, a context each, over all on one prefix.
@@ -63,13 +64,13 @@ class Bench:
     fa_decode_ratio: float | None = None
 
 
-@dataclass
-class _Clock:
-    """Seconds summed over rounds; ``total`` includes creating the context."""
+@dataclass(frozen=True)
+class _Seconds:
+    """What one run took; ``total`` includes creating the context."""
 
-    total: float = 0.0
-    prefill: float = 0.0
-    decode: float = 0.0
+    total: float
+    prefill: float
+    decode: float
 
 
 class _Tape(Context):
@@ -114,13 +115,12 @@ class _Tape(Context):
         return seconds
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Posture:
-    """One way to run the job: its config, its plan, and the time it took so far."""
+    """One way to run the job."""
 
     config: JobConfig
     plan: Plan
-    clock: _Clock = field(default_factory=_Clock)
 
 
 class _Shape:
@@ -141,7 +141,7 @@ class _Shape:
     def posture(self, config: JobConfig) -> _Posture:
         return _Posture(config, resolve_job(config, self._path, self._profile, self._prepared).check())
 
-    def run(self, posture: _Posture) -> None:
+    def run(self, posture: _Posture) -> _Seconds:
         """The swarm in a context of its own, with nothing around it."""
         began = time.monotonic()
         context = Context(self._weights, context_params(posture.plan))
@@ -150,12 +150,10 @@ class _Shape:
             self._answer(context, posture.config, progress)
         finally:
             context.close()
-        posture.clock.total += time.monotonic() - began
-        posture.clock.prefill += progress.prefill_s
-        posture.clock.decode += progress.decode_s
+        return _Seconds(time.monotonic() - began, progress.prefill_s, progress.decode_s)
 
-    def run_as_job(self, job: _Clock, bare: _Clock) -> None:
-        """The swarm as a job runs it, traces and tables included; then its batches again, bare."""
+    def job_and_replay(self) -> tuple[float, float]:
+        """Seconds of decode as a job does it, traces and tables included, and of its batches again, bare."""
         config, plan = self.planned.config, self.planned.plan
         tape = _Tape(self._weights, context_params(plan))
         try:
@@ -165,8 +163,8 @@ class _Shape:
                 with Tracer(tables, _JOB_ID, progress, plan, hz=config.trace.hz):
                     began = time.monotonic()
                     self._answer(tape, config, progress, ledger)
-                    job.decode += time.monotonic() - began - progress.prefill_s
-            bare.decode += tape.replay()
+                    job = time.monotonic() - began - progress.prefill_s
+            return job, tape.replay()
         finally:
             tape.close()
 
@@ -181,7 +179,7 @@ class _Shape:
 
 
 def measure(config: JobConfig, folder: Path, rounds: int, console: Console) -> Bench:
-    """Run every posture ``rounds`` times, alternating, and compare the sums.
+    """Run every posture ``rounds`` times, alternating, and compare within each round.
 
     The flash-attention ratio is remembered for ``flash_attn=auto``.
 
@@ -197,31 +195,25 @@ def measure(config: JobConfig, folder: Path, rounds: int, console: Console) -> B
             flash = {
                 on: shape.posture(replace(config, flash_attn="on" if on else "off")) for on in (True, False)
             }
-        job, bare = _Clock(), _Clock()
+        measured: dict[str, list[float]] = {f.name: [] for f in fields(Bench)}
         for number in range(rounds):
             console.print(f"round {number + 1} of {rounds}", highlight=False)
-            shape.run_as_job(job, bare)
-            shape.run(shape.planned)
-            for _ in range(config.swarm_size.workers):
-                shape.run(alone)
-            for posture in flash.values():
-                shape.run(posture)
+            job, bare = shape.job_and_replay()
+            measured["decode_ratio"].append(bare / job)
+            shared = shape.run(shape.planned)
+            isolated = sum(shape.run(alone).total for _ in range(config.swarm_size.workers))
+            measured["shared_vs_isolated"].append(isolated / shared.total)
+            if flash:
+                on, off = shape.run(flash[True]), shape.run(flash[False])
+                measured["fa_total_ratio"].append((on.prefill + on.decode) / (off.prefill + off.decode))
+                measured["fa_prefill_ratio"].append(on.prefill / off.prefill)
+                measured["fa_decode_ratio"].append(on.decode / off.decode)
     finally:
         session.close()
-    ratios = Bench(
-        shared_vs_isolated=alone.clock.total / shape.planned.clock.total,
-        decode_ratio=bare.decode / job.decode,
-    )
-    if flash:
-        on, off = flash[True].clock, flash[False].clock
-        ratios = replace(
-            ratios,
-            fa_total_ratio=(on.prefill + on.decode) / (off.prefill + off.decode),
-            fa_prefill_ratio=on.prefill / off.prefill,
-            fa_decode_ratio=on.decode / off.decode,
-        )
-        prompt_tokens = shape.planned.plan.prefix_tokens
-        remember(measured_shapes(), shape_of(config, prompt_tokens), ratios.fa_total_ratio or 1.0)
+    ratios = Bench(**{name: statistics.median(values) for name, values in measured.items() if values})
+    if ratios.fa_total_ratio is not None:
+        shape_measured = shape_of(config, shape.planned.plan.prefix_tokens)
+        remember(measured_shapes(), shape_measured, ratios.fa_total_ratio)
     return ratios
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +15,7 @@ from runner.engine.chat import PromptFormat
 from runner.engine.progress import Progress
 from runner.engine.sampler import check_grammar
 from runner.engine.scheduler import Scheduler
+from runner.interrupt import stop_on_interrupt
 from runner.ledger import Ledger
 from runner.planning.gguf_header import from_gguf
 from runner.prompts import least_tokens, load_prompts
@@ -45,12 +46,11 @@ def run_job(
     view: View,
     *,
     overrides: Sequence[str] = (),
-    stopping: Callable[[], bool] = lambda: False,
 ) -> JobResult:
-    """Run ``config`` and write its tables below ``folder``; ``stopping`` is asked between batches.
+    """Run ``config`` and write its tables below ``folder``.
 
     Raises:
-        KvswarmError: what went wrong, in one line; the job's row holds it too.
+        KvswarmError: what went wrong, in one line; the job's row holds it too. Interrupted after Ctrl-C.
     """
     with (
         TableWriter(folder) as tables,
@@ -77,6 +77,7 @@ def run_job(
             weights = session.weights(path, plan.n_gpu_layers)
             context = stack.enter_context(session.context(weights, plan))
             progress.load_s = tracer.seconds
+            stopping = stack.enter_context(stop_on_interrupt())
             scheduler = Scheduler(
                 weights,
                 context,

@@ -35,7 +35,7 @@ class Session:
         return self._vocabulary[1]
 
     def weights(self, path: Path, n_gpu_layers: int) -> Weights:
-        """The model at ``path``; another one is freed before it is loaded.
+        """The model at ``path``; another one, and what :meth:`vocabulary` gave, is freed.
 
         Raises:
             ModelError: llama.cpp cannot load the file.
@@ -46,6 +46,7 @@ class Session:
                 self._weights[2].close()
                 self._weights = None
             self._weights = (key, n_gpu_layers, Weights(path, n_gpu_layers=n_gpu_layers))
+            self._forget_vocabulary()
         return self._weights[2]
 
     @contextmanager

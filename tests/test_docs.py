@@ -1,0 +1,51 @@
+"""What the documents print is what happens."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from commands import one_line, runner
+
+from runner.config import conf_dir
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+USAGE = (ROOT / "docs" / "usage.md").read_text()
+
+
+def test_the_pandas_example_runs_as_printed(tmp_path: Path) -> None:
+    done = runner(tmp_path, "experiment=smoke", "prompts.count=1")
+    assert done.returncode == 0, done.stderr
+    [block] = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    assert len(block.strip().splitlines()) <= 5
+    example = subprocess.run([sys.executable, "-c", block], cwd=tmp_path, capture_output=True, text=True)
+    assert example.returncode == 0, example.stderr
+    assert "kv_bytes" in example.stdout and "f16" in example.stdout
+
+
+def test_the_refusal_is_the_one_printed(tmp_path: Path) -> None:
+    printed = re.search(r"\$ python -m runner (model=qwen35b hardware\.ram=16GiB)\n(error: .*)\n", README)
+    assert printed
+    said = one_line(runner(tmp_path, *printed[1].split()))
+    # Free memory and the number of threads are this machine's; what the model needs is not.
+    same = re.compile(
+        r"qwen35b with 5 workers does not fit|weights [\d.]+ GiB|kv [\d.]+ MiB|recurrent [\d.]+ MiB"
+    )
+    assert same.findall(said) == same.findall(printed[2])
+    assert len(same.findall(said)) == 4
+
+
+def test_every_option_is_in_the_usage_page() -> None:
+    for group in (path for path in conf_dir().iterdir() if path.is_dir()):
+        [row] = [line for line in USAGE.splitlines() if line.startswith(f"| `{group.name}` |")]
+        options = {path.stem for path in group.glob("*.yaml")} - {"custom"}
+        assert options == set(re.findall(r"`([^`=]+)`", row.split("|")[2]))
+
+
+def test_links_lead_somewhere() -> None:
+    for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
+        for link in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
+            assert (page.parent / link).exists(), f"{page.name}: {link}"
