@@ -88,6 +88,21 @@ def test_the_same_job_in_another_process(
     assert alone.votes["rule"].unique().tolist() == ["similarity"]
 
 
+def test_the_same_job_twice_in_one_sweep(tmp_path: Path) -> None:
+    """Two rules count the same answers: one job, twice the votes, and the second run wrote the same texts."""
+    done = runner(
+        tmp_path, "-m", "vote=majority,similarity", "swarm_size=3", "prompts.items=[Name a colour.]"
+    )
+    assert done.returncode == 0, done.stderr
+    folders = sorted((tmp_path / "outputs" / "default").glob("*/"))
+    one, other = (load(folder) for folder in folders)
+    assert one.jobs["job_id"].tolist() == other.jobs["job_id"].tolist()
+    assert answers(one.generations) == answers(other.generations)
+    both = load(tmp_path)
+    assert len(both.jobs) == 1 and len(both.generations) == 3
+    assert sorted(both.votes["rule"]) == ["majority", "similarity"]
+
+
 def test_what_a_person_sees(tmp_path: Path) -> None:
     (tmp_path / "p.jsonl").write_text(
         json.dumps({"id": "sky", "prompt": "Say [bold] or <b>.", "document": "D."})

@@ -23,6 +23,7 @@ from runner.errors import EngineError
 __all__ = [
     "KV_TYPE_IDS",
     "can_offload",
+    "exp_sum",
     "forget_complaints",
     "ggml",
     "last_error",
@@ -93,6 +94,12 @@ ggml.ggml_set_abort_callback.restype = ctypes.c_void_p
 ggml.ggml_op_name.restype = ctypes.c_char_p
 ggml.ggml_nbytes.argtypes = [ctypes.c_void_p]
 ggml.ggml_nbytes.restype = ctypes.c_size_t
+
+# ggml's softmax kernel, not in its headers: the sum of exp(x[i] - max) over n floats, in a third of numpy's time.
+exp_sum = getattr(ggml, "ggml_vec_soft_max_f32", None)
+if exp_sum is not None:
+    exp_sum.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_float]
+    exp_sum.restype = ctypes.c_double
 
 # ctypes keeps no reference to a callback it hands to C: these names do.
 _log_callback = lib.llama_log_callback(_on_log)

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from runner.config import SamplingConfig
-from runner.engine.bindings import lib
+from runner.engine.bindings import exp_sum, lib
 from runner.engine.context import Logits
 from runner.engine.weights import Weights
 from runner.errors import ConfigError
@@ -30,13 +30,16 @@ _BLOCK = 64
 
 def log_normalizers(logits: Logits) -> npt.NDArray[np.float64]:
     """``log(sum(exp(logits)))`` of each row: float32 [rows, n_vocab] -> float64 [rows]."""
-    top = logits.max(axis=1)
-    work = np.empty(logits.shape[1], np.float32)
+    top, n_vocab = logits.max(axis=1), logits.shape[1]
+    work = np.empty(n_vocab, np.float32)
     sums = np.empty(len(logits))
-    for i, row in enumerate(logits):
-        np.subtract(row, top[i], out=work)
-        np.exp(work, out=work)
-        sums[i] = work.sum()
+    for i, row in enumerate(np.ascontiguousarray(logits)):
+        if exp_sum is not None:
+            sums[i] = exp_sum(n_vocab, work.ctypes.data, row.ctypes.data, top[i])
+        else:
+            np.subtract(row, top[i], out=work)
+            np.exp(work, out=work)
+            sums[i] = work.sum()
     return np.asarray(top + np.log(sums))
 
 

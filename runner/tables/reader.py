@@ -14,9 +14,10 @@ import pyarrow.compute as pc
 
 from runner.errors import OutputError
 from runner.tables.schemas import SCHEMAS
-from runner.tables.store import in_key_order, journal_path, read_table
+from runner.tables.store import in_key_order, journal_path, last_of_each_key, read_table
 
 _NULLABLE = {pa.int64(): pd.Int64Dtype(), pa.uint64(): pd.UInt64Dtype(), pa.bool_(): pd.BooleanDtype()}
+_OF_ONE_RUN = {"jobs", "plans", "plan_steps", "traces"}
 _REQUIRED: dict[pa.DataType, Any] = {pa.int64(): "int64", pa.uint64(): "uint64", pa.bool_(): "bool"}
 
 
@@ -45,10 +46,10 @@ class Tables:
 def load(folder: str | Path) -> Tables:
     """The tables of every job in or below ``folder``.
 
-    Within one job folder the last row of a key counts. A job that was run in several folders is read from one
-    of them, since its id says that its answers are the same: from its latest run, a finished one if there is
-    one. Damage is left out with a warning that names the file: a line that a killed run tore, a Parquet file
-    that cannot be read.
+    Within one job folder the last row of a key counts. A job that was run in several folders has the same
+    answers in each: they are joined by key, while its ``jobs``, ``plans``, ``plan_steps`` and ``traces`` come
+    from one run, the latest that finished if one did. Damage is left out with a warning that names the file:
+    a line that a killed run tore, a Parquet file that cannot be read.
 
     Raises:
         OutputError: there is no such folder.
@@ -63,9 +64,7 @@ def load(folder: str | Path) -> Tables:
         parts, damage = _read_all(found, table)
         if table == "jobs":
             repeats = _repeats(parts)
-        frames[table] = _frame(
-            table, [_without(rows, repeats.get(where, [])) for where, rows in parts.items()]
-        )
+        frames[table] = _frame(table, _join(table, parts, repeats))
         for line in damage:
             warnings.warn(line, stacklevel=2)
     return Tables(**frames)
@@ -111,14 +110,19 @@ def _repeats(jobs: dict[Path, pa.Table]) -> dict[Path, list[str]]:
     return repeats
 
 
-def _without(rows: pa.Table, job_ids: list[str]) -> pa.Table:
-    return (
-        rows.filter(pc.invert(pc.is_in(rows["job_id"], pa.array(job_ids, pa.string())))) if job_ids else rows
-    )
+def _join(table: str, parts: dict[Path, pa.Table], repeats: dict[Path, list[str]]) -> pa.Table:
+    """One row a key, of the run that counts where several wrote it."""
+    first, then = [SCHEMAS[table].empty_table()], []
+    for where, rows in parts.items():
+        repeated = pc.is_in(rows["job_id"], pa.array(repeats.get(where, []), pa.string()))
+        then.append(rows.filter(pc.invert(repeated)))
+        if table not in _OF_ONE_RUN:
+            first.append(rows.filter(repeated))
+    return last_of_each_key(table, pa.concat_tables(first + then))
 
 
-def _frame(table: str, parts: list[pa.Table]) -> pd.DataFrame:
-    arrow = in_key_order(table, pa.concat_tables([SCHEMAS[table].empty_table(), *parts]))
+def _frame(table: str, rows: pa.Table) -> pd.DataFrame:
+    arrow = in_key_order(table, rows)
     return pd.DataFrame({field.name: _column(field, arrow[field.name]) for field in SCHEMAS[table]})
 
 

@@ -30,7 +30,8 @@ def in_key_order(table: str, arrow: pa.Table) -> pa.Table:
     return arrow.sort_by([(key, "ascending") for key in KEYS[table]])
 
 
-def _last_of_each_key(table: str, arrow: pa.Table) -> pa.Table:
+def last_of_each_key(table: str, arrow: pa.Table) -> pa.Table:
+    """``arrow`` with only the last of the rows that share the table's key."""
     earlier = arrow.select(KEYS[table]).to_pandas().duplicated(keep="last")
     return arrow.filter(pa.array(~earlier)) if earlier.any() else arrow
 
@@ -88,7 +89,7 @@ def read_table(tables: Path, table: str) -> Reading:
     recent, dropped = read_journal(journal_path(tables, table), table)
     path = parquet_path(tables, table)
     if not path.is_file():
-        return Reading(_last_of_each_key(table, recent), dropped, [])
+        return Reading(last_of_each_key(table, recent), dropped, [])
     try:
         stored = pq.ParquetFile(path).read(use_threads=False)
         names = stored.column_names
@@ -96,7 +97,7 @@ def read_table(tables: Path, table: str) -> Reading:
     except (pa.ArrowException, OSError) as error:
         raise _damaged(path, error) from error
     unknown = [name for name in names if name not in schema.names]
-    return Reading(_last_of_each_key(table, rows) if len(recent) else rows, dropped, unknown)
+    return Reading(last_of_each_key(table, rows) if len(recent) else rows, dropped, unknown)
 
 
 def _sync_folder(folder: Path) -> None:

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runner.config import SamplingConfig
+from runner.engine import sampler
 from runner.engine.sampler import Sampler, check_grammar, log_normalizers, needed, top_candidates
 from runner.engine.weights import Weights
 from runner.errors import ConfigError
@@ -45,7 +46,12 @@ def test_candidates_hold_the_largest(seed: int, n_vocab: int, k: int, ties: bool
         assert left_out.size == 0 or np.partition(row, len(row) - wanted)[len(row) - wanted] >= left_out.max()
 
 
-def test_log_normalizers_are_exact_to_float32() -> None:
+@pytest.mark.parametrize("kernel", ["ggml", "numpy"])
+def test_log_normalizers_are_exact_to_float32(kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if kernel == "numpy":
+        monkeypatch.setattr(sampler, "exp_sum", None)
+    else:
+        assert sampler.exp_sum is not None
     logits = rows(1, 50_000, 4) + np.float32(300)
     exact = np.log(np.exp(logits.astype(np.float64) - 300).sum(axis=1)) + 300
     np.testing.assert_allclose(log_normalizers(logits), exact, atol=2e-4)
@@ -68,9 +74,9 @@ def test_penalties_act(smol: Weights) -> None:
     logits = np.zeros((1, smol.n_vocab), np.float32)
     logits[0, 100], logits[0, 200] = 5.0, 4.0
     config = SamplingConfig(temperature=0, repeat_penalty=2.0)
-    sampler = Sampler(smol, config, 0)
+    drawing = Sampler(smol, config, 0)
     [candidates] = top_candidates(logits, needed(config))
-    assert [sampler.sample(logits[0], candidates) for _ in range(2)] == [100, 200]
+    assert [drawing.sample(logits[0], candidates) for _ in range(2)] == [100, 200]
 
 
 def test_seeds_make_the_difference(smol: Weights) -> None:
@@ -79,8 +85,8 @@ def test_seeds_make_the_difference(smol: Weights) -> None:
     [candidates] = top_candidates(logits, needed(config))
 
     def draws(seed: int) -> list[int]:
-        sampler = Sampler(smol, config, seed)
-        return [sampler.sample(logits[0], candidates) for _ in range(20)]
+        drawing = Sampler(smol, config, seed)
+        return [drawing.sample(logits[0], candidates) for _ in range(20)]
 
     assert draws(1) == draws(1)
     assert draws(1) != draws(2)
@@ -89,11 +95,11 @@ def test_seeds_make_the_difference(smol: Weights) -> None:
 def test_a_grammar_is_kept(smol: Weights) -> None:
     config = SamplingConfig(temperature=2.0, grammar='root ::= "yes" | "no"')
     for seed in range(5):
-        sampler, text = Sampler(smol, config, seed), b""
+        drawing, text = Sampler(smol, config, seed), b""
         for step in range(6):
             logits = rows(100 * seed + step, smol.n_vocab)
             [candidates] = top_candidates(logits, needed(config))
-            token = sampler.sample(logits[0], candidates)
+            token = drawing.sample(logits[0], candidates)
             if smol.is_end(token):
                 break
             text += smol.piece(token)

@@ -168,12 +168,6 @@ def test_rows_come_in_key_order(tmp_path: Path) -> None:
     assert order == [("j", "a", 1), ("j", "p", 9), ("j", "p", 10), ("k", "p", 0), ("k", "p", 2)]
 
 
-def test_the_same_job_in_two_folders_is_two_jobs(tmp_path: Path) -> None:
-    write(tmp_path / "first", generation(0, text="first"))
-    write(tmp_path / "second", generation(0, text="second"))
-    assert list(load(tmp_path).generations.text) == ["first", "second"]
-
-
 def test_load_starts_anywhere_above_or_at_the_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job = tmp_path / "sweep" / "0"
     write(job, generation(0))
@@ -416,3 +410,24 @@ def test_what_is_written_is_what_is_read(
         for tables in (running, ended):
             frame = getattr(tables, table).astype(object)
             assert frame.where(frame.notna(), None).to_dict("records") == expected
+
+
+def run_of(folder: Path, at: str, status: str, tally: str, text: str) -> None:
+    """What one run of job j leaves in ``folder``."""
+    with TableWriter(folder) as writer:
+        writer.append("jobs", job_id="j", status=status, started_at=at)
+        writer.append("generations", **generation(0, text=text))
+        writer.append("votes", **vote(tally_id=tally))
+        writer.append("traces", job_id="j", process=at, t_s=0.0)
+
+
+def test_a_job_run_twice_is_one_job(tmp_path: Path) -> None:
+    """Its votes by other rules are all there; its traces are those of one run, the latest that finished."""
+    run_of(tmp_path / "c", "10:00", "done", "majority", "whole")
+    run_of(tmp_path / "a", "11:00", "done", "similarity", "whole")
+    run_of(tmp_path / "b", "12:00", "interrupted", "majority", "cut sho")
+    t = load(tmp_path)
+    assert t.jobs[["started_at", "status"]].to_numpy().tolist() == [["11:00", "done"]]
+    assert t.generations.text.tolist() == ["whole"]
+    assert t.votes.tally_id.tolist() == ["majority", "similarity"]
+    assert t.traces.process.tolist() == ["11:00"]
