@@ -32,6 +32,7 @@ from runner.ledger import Ledger
 from runner.planning.flash import remember
 from runner.planning.gguf_header import from_gguf
 from runner.planning.plan import Plan
+from runner.planning.remedies import accept
 from runner.prompts import load_prompts
 from runner.record import JobRecord
 from runner.resolve import measured_shapes, resolve_job, shape_of
@@ -139,7 +140,7 @@ class _Shape:
         self._weights = session.weights(self._path, self.planned.plan.n_gpu_layers)
 
     def posture(self, config: JobConfig) -> _Posture:
-        return _Posture(config, resolve_job(config, self._path, self._profile, self._prepared).check())
+        return _Posture(config, accept(resolve_job(config, self._path, self._profile, self._prepared)))
 
     def run(self, posture: _Posture) -> _Seconds:
         """The swarm in a context of its own, with nothing around it."""

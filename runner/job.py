@@ -18,6 +18,7 @@ from runner.engine.scheduler import Scheduler
 from runner.interrupt import stop_on_interrupt
 from runner.ledger import Ledger
 from runner.planning.gguf_header import from_gguf
+from runner.planning.remedies import accept
 from runner.prompts import least_tokens, load_prompts
 from runner.record import JobRecord
 from runner.report.terminal import View
@@ -69,7 +70,7 @@ def run_job(
         record.identify(_job_id(config, path, plan.prefix_tokens), models.digest(path), plan.n_threads)
         ledger.prompts(prepared)
         ledger.plan(plan)
-        view.planned(plan.check())
+        view.planned(accept(plan))
 
         progress = Progress(phase="load")
         tracer = Tracer(tables, record.job_id, progress, plan, hz=config.trace.hz)

@@ -15,6 +15,7 @@ from runner.planning.flash import Shape, choose
 from runner.planning.hardware import Hardware, physical_cores, probe
 from runner.planning.plan import Demand, Plan, resolve, with_dry_run
 from runner.planning.profile import ModelProfile, from_config
+from runner.planning.remedies import accept
 from runner.planning.sequences import sequences_needed
 from runner.prompts import least_tokens
 from runner.record import cpu_name
@@ -27,9 +28,8 @@ def refuse_before_fetch(config: JobConfig) -> None:
         PlanRefusedError: nothing needs to be downloaded to know that this job does not fit.
     """
     if config.model.profile is not None:
-        _plan(
-            config, from_config(config.model.profile), least_tokens(config.prompts), documents=False
-        ).check()
+        profile = from_config(config.model.profile)
+        accept(_plan(config, profile, least_tokens(config.prompts), documents=False))
 
 
 def resolve_job(

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from runner.engine.context import Callback, Context, context_params
+from runner.engine.context import Context, context_params
 from runner.engine.weights import Weights
 from runner.planning.plan import Plan
 
@@ -50,13 +50,13 @@ class Session:
         return self._weights[2]
 
     @contextmanager
-    def context(self, weights: Weights, plan: Plan, callback: Callback | None = None) -> Iterator[Context]:
+    def context(self, weights: Weights, plan: Plan) -> Iterator[Context]:
         """A context as planned, freed at the end of the block.
 
         Raises:
             EngineError: llama.cpp refuses it.
         """
-        context = Context(weights, context_params(plan), callback)
+        context = Context(weights, context_params(plan))
         try:
             yield context
         finally:

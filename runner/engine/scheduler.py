@@ -267,7 +267,8 @@ class Scheduler:
 
     def _note(self, phase: str) -> None:
         p = self.progress
-        p.phase = phase
+        if p.phase != phase:
+            p.phase, p.tok_s = phase, 0.0
         p.active_sequences = sum(len(running.alive) or 1 for running in self._running)
         p.cells_used = sum(document.prefilled for document in self._documents)
         p.cells_used += sum(r.asked + sum(len(a.tokens) for a in r.alive) for r in self._running)

@@ -42,7 +42,7 @@ def compute_bytes(
     or, without flash attention, the attention scores over every cell, or a recurrent layer with every
     sequence's state; each cache has a mask. At the end the logits of ``n_outputs`` tokens take their place.
 
-    The coefficients were fitted to dry runs of twelve shapes from SmolLM2 to Qwen3.5-397B, 64 to 512 tokens a
+    The coefficients were fitted to dry runs of eleven shapes from SmolLM2 to Qwen3.5-397B, 64 to 512 tokens a
     micro-batch, 512 to 16,384 cells, 1 and 8 sequences: never under, at most 15 % over.
     """
     tokens, sequences = min(cells, n_ubatch), min(n_seq_max, n_ubatch)

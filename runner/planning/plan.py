@@ -13,7 +13,6 @@ from typing import Any, Literal
 
 from kvcache import budget
 from runner.config import KvModeConfig, WindowConfig
-from runner.errors import PlanRefusedError
 from runner.planning import checks, memory
 from runner.planning.hardware import Hardware, gib
 from runner.planning.profile import ModelProfile
@@ -122,16 +121,6 @@ class Plan:
         values["reason"] = self.reason or "; ".join(self.notes)
         return values
 
-    def check(self) -> Plan:
-        """This plan, where it fits.
-
-        Raises:
-            PlanRefusedError: it does not; with needed, available and missing bytes and what would help.
-        """
-        if self.status != "refused":
-            return self
-        raise PlanRefusedError(f"{self.reason}; {_advice(self)}")
-
 
 def resolve(
     profile: ModelProfile,
@@ -151,7 +140,7 @@ def resolve(
         ConfigError: options that the engine cannot combine (a quantised V without flash attention, blocks
             that do not fit the heads, a fixed window without its length).
         PlanRefusedError: the prompt and its answer pass the window, or the window the native context. Too
-            little memory does not raise: the plan's ``status`` says so, and :meth:`Plan.check` raises.
+            little memory does not raise: the plan's ``status`` says so, and ``remedies.accept`` raises.
     """
     request = Request(profile, hardware, model_name, kv_mode, window, demand, flash_attn, n_ubatch, n_threads)
     checks.check_types(profile, model_name, kv_mode, flash_attn=flash_attn)
@@ -286,12 +275,3 @@ def _notes(plan: Plan, profile: ModelProfile, hardware: Hardware) -> tuple[str, 
     if hardware.reason:
         notes.append(hardware.reason)
     return tuple(notes)
-
-
-def _advice(plan: Plan) -> str:
-    from runner.planning.remedies import remedies  # it resolves again, so it imports this module
-
-    found = remedies(plan)
-    if found:
-        return "any of these makes it fit: " + ", ".join(found)
-    return "no single change makes it fit; choose a smaller model, or give it more memory (hardware.ram)"

@@ -1,4 +1,4 @@
-"""What a person can change so that a refused job fits, cheapest in quality first, each one tried."""
+"""A plan is taken, or refused with what would make it fit: cheapest in quality first, each one tried."""
 
 from __future__ import annotations
 
@@ -6,11 +6,29 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from runner.config import KvModeConfig
-from runner.errors import KvswarmError
+from runner.errors import KvswarmError, PlanRefusedError
 from runner.planning.plan import Plan, Request, resolve
 
 _SMALL_UBATCH = 64
 _Q8 = KvModeConfig(name="q8_0", k="q8_0", v="q8_0")
+
+
+def accept(plan: Plan) -> Plan:
+    """``plan``, where it fits.
+
+    Raises:
+        PlanRefusedError: it does not; with needed, available and missing bytes and what would help.
+    """
+    if plan.status != "refused":
+        return plan
+    found = remedies(plan)
+    if found:
+        advice = "any of these makes it fit: " + ", ".join(found)
+    else:
+        advice = (
+            "no single change makes it fit; choose a smaller model, or give it more memory (hardware.ram)"
+        )
+    raise PlanRefusedError(f"{plan.reason}; {advice}")
 
 
 def remedies(plan: Plan) -> list[str]:

@@ -55,7 +55,11 @@ class View:
         )  # fmt: skip
         done = threading.Event()
         with bars:
-            drawing = threading.Thread(target=_draw, args=(bars, progress, len(prepared), done), daemon=True)
+            tokens = sum(len(item.question) for item in prepared)
+            tokens += sum(map(len, {item.document for item in prepared}))
+            drawing = threading.Thread(
+                target=_draw, args=(bars, progress, len(prepared), tokens, done), daemon=True
+            )
             drawing.start()
             try:
                 yield
@@ -87,13 +91,13 @@ class View:
         self._console.print(table)
 
 
-def _draw(bars: Bars, progress: Progress, prompts: int, done: threading.Event) -> None:
+def _draw(bars: Bars, progress: Progress, prompts: int, tokens: int, done: threading.Event) -> None:
     task = bars.add_task("prompts", total=prompts, note="")
     while not done.wait(_REFRESH_S):
-        note = (
-            f"{progress.phase}: {progress.prefill_tokens} tokens prefilled, "
-            f"{progress.active_sequences} workers, {progress.tok_s:.0f} tok/s"
-        )
+        note = f"{progress.phase}, {progress.tok_s:.0f} tok/s"
+        if progress.phase == "decode":
+            note = f"{progress.active_sequences} workers {note}"
+        note = f"{progress.prefill_tokens} of {tokens} tokens prefilled; {note}"
         bars.update(task, completed=progress.groups_done, note=note)
         bars.refresh()
 

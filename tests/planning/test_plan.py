@@ -10,7 +10,7 @@ from runner.errors import ConfigError, PlanRefusedError
 from runner.planning.hardware import GIB, Gpu, Hardware
 from runner.planning.plan import Demand, DryRun, Plan, resolve, with_dry_run
 from runner.planning.profile import Layer, ModelProfile
-from runner.planning.remedies import remedies
+from runner.planning.remedies import accept, remedies
 from runner.tables.schemas import SCHEMAS
 
 MIB = 2**20
@@ -75,7 +75,7 @@ def test_total_is_the_sum_of_its_kinds() -> None:
     )
     assert made.total_bytes == parts
     assert (made.status, made.missing_bytes, made.source, made.reason) == ("fits", 0, "formula", "")
-    assert made.check() is made
+    assert accept(made) is made
 
 
 def test_recurrent_state_is_charged_per_sequence() -> None:
@@ -139,7 +139,7 @@ def test_refusal_names_what_is_missing_and_only_what_helps() -> None:
     tight = plan(hardware=ram(need / MIB - 20), workers=16, suffix=512, prefix=4000)
     assert (tight.status, tight.missing_bytes) == ("refused", 20 * MIB)
     with pytest.raises(PlanRefusedError) as error:
-        tight.check()
+        accept(tight)
     message = str(error.value)
     assert "\n" not in message
     assert "20.0 MiB are missing" in message
@@ -170,7 +170,7 @@ def test_each_remedy_makes_it_fit() -> None:
 
 def test_nothing_helps() -> None:
     with pytest.raises(PlanRefusedError, match="no single change makes it fit; choose a smaller model"):
-        plan(hardware=ram(50)).check()
+        accept(plan(hardware=ram(50)))
 
 
 def test_dry_run_replaces_the_estimate_and_may_refuse() -> None:
@@ -183,7 +183,7 @@ def test_dry_run_replaces_the_estimate_and_may_refuse() -> None:
     after = with_dry_run(tight, replace(dry, compute_bytes=made.compute_bytes + 2 * MIB))
     assert (after.status, after.missing_bytes) == ("refused", MIB)
     with pytest.raises(PlanRefusedError, match="n_ubatch=64"):
-        after.check()
+        accept(after)
 
 
 def test_everything_on_the_card_or_nothing() -> None:
