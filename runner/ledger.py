@@ -13,7 +13,7 @@ from runner.planning.plan import Plan
 from runner.prompts import Prompt
 from runner.record import JobRecord
 from runner.tables import TableWriter
-from runner.voting import Ballot, Grade, Vote, extract, grade, kind_of, normalise, tally, tally_id
+from runner.voting import Ballot, Grade, Vote, extract, grade, normalise, tally, tally_id
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Ledger:
     def prompts(self, prepared: Sequence[PreparedPrompt]) -> None:
         """A row of ``prompts`` each."""
         for item in prepared:
-            prompt, kind = item.prompt, _kind(item.prompt)
+            prompt = item.prompt
             self._tables.append(
                 "prompts",
                 job_id=self._record.job_id,
@@ -50,16 +50,15 @@ class Ledger:
                 document_tokens=len(item.document),
                 tokens_in=item.tokens_in,
                 tokens_sent=item.tokens_sent,
-                kind=kind,
-                expected=_expected(prompt, kind),
+                kind=prompt.kind,
+                expected=_expected(prompt),
             )
 
     def group(self, item: PreparedPrompt, generations: Sequence[Generation]) -> Verdict | None:
         """A row of ``generations`` for each worker, and the group's vote: none where it was interrupted."""
-        prompt, kind = item.prompt, _kind(item.prompt)
-        ballots = []
+        prompt, ballots = item.prompt, []
         for generation in generations:
-            found = extract(generation.text, kind, choices=prompt.choices, pattern=prompt.pattern)
+            found = extract(generation.text, prompt.kind, choices=prompt.choices, pattern=prompt.pattern)
             self._tables.append(
                 "generations", job_id=self._record.job_id, answer=found.key, **asdict(generation)
             )
@@ -74,10 +73,10 @@ class Ledger:
             )
         if any(generation.status == "interrupted" for generation in generations):
             return None
-        return self._vote(prompt, kind, ballots)
+        return self._vote(prompt, ballots)
 
-    def _vote(self, prompt: Prompt, kind: str, ballots: Sequence[Ballot]) -> Verdict:
-        vote, expected = tally(ballots, self._config.vote.rule), _expected(prompt, kind)
+    def _vote(self, prompt: Prompt, ballots: Sequence[Ballot]) -> Verdict:
+        vote, expected = tally(ballots, self._config.vote.rule), _expected(prompt)
         graded = grade(vote, ballots, expected)
         self._record.score.add(graded)
         self._tables.append(
@@ -98,14 +97,11 @@ class Ledger:
             expected=expected,
         )
         text = next((ballot.text for ballot in ballots if ballot.worker == vote.worker), None)
-        return Verdict(vote, graded, text if kind == "text" else vote.winner)
+        return Verdict(vote, graded, text if prompt.kind == "text" else vote.winner)
 
 
-def _kind(prompt: Prompt) -> str:
-    if prompt.kind is not None:
-        return prompt.kind
-    return "regex" if prompt.pattern is not None else kind_of(prompt.answer, prompt.choices)
-
-
-def _expected(prompt: Prompt, kind: str) -> str | None:
-    return None if prompt.answer is None else normalise(prompt.answer, kind, prompt.choices)
+def _expected(prompt: Prompt) -> str | None:
+    """The key of the expected answer; None where none is known."""
+    if prompt.answer is None or prompt.kind is None:
+        return None
+    return normalise(prompt.answer, prompt.kind, prompt.choices)

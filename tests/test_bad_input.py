@@ -81,6 +81,9 @@ def prompts(folder: Path, *lines: str) -> str:
         (['{"id": "a", "prompt": 7}'], ("line 1", "prompt=7", "string")),
         (['{"messages": [{"role": "boss", "content": "x"}]}'], ("line 1", "messages.0.role='boss'")),
         (['[1, 2]'], ("line 1", "a JSON object")),
+        (['{"prompt": "x", "answer": "many", "kind": "number"}'], ("'p1'", "'many' is no number")),
+        (['{"prompt": "x", "kind": "regex"}'], ("'p1'", "needs a pattern")),
+        (['{"prompt": "x", "pattern": "(["}'], ("'p1'", "no regular expression")),
     ],
 )  # fmt: skip
 def test_a_bad_prompt_file(lines: list[str], said: tuple[str, ...], tmp_path: Path) -> None:

@@ -36,6 +36,7 @@ class Prompt:
 
     ``document`` stands before the question; prompts with the same document prefill it once. ``answer`` is
     the expected one, ``choices`` are option texts in the order A, B, C..., ``meta`` is carried, never read.
+    ``kind`` says how an answer is read out of a text; it is None only until the prompts are loaded.
     """
 
     id: Text

@@ -6,11 +6,13 @@ import json
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
-from runner.config import PromptsConfig
-from runner.errors import PromptError
+from runner.config import AnswerKind, PromptsConfig
+from runner.errors import ConfigError, PromptError
 from runner.prompts.needle import needle_prompts
 from runner.prompts.prompt import Prompt, parse_prompt
+from runner.voting import extract, kind_of, normalise
 
 _BYTES_PER_TOKEN = 8
 """More text than any tokenizer in use gets into a token on average; see :func:`least_tokens`."""
@@ -20,21 +22,29 @@ def load_prompts(config: PromptsConfig, count_tokens: Callable[[str], int]) -> l
     """The job's prompts, in order, ids unique.
 
     Raises:
-        PromptError: the file is missing, empty or has a bad line (its number is named), or an id repeats.
+        PromptError: the file is missing, empty or has a bad line (its number is named), an id repeats, or an
+            answer, kind and pattern do not go together.
     """
     prompts = _written(config)
     if prompts is None:
         prompts = needle_prompts(config, count_tokens)
-    prompts = [
-        replace(
-            prompt,
-            kind=prompt.kind or config.kind,
-            pattern=prompt.pattern or config.pattern,
-            system=prompt.system if prompt.system is not None else config.system,
+    return [_completed(prompt, config) for prompt in prompts[: config.limit]]
+
+
+def _completed(prompt: Prompt, config: PromptsConfig) -> Prompt:
+    """``prompt`` with what the config says for all, its kind decided, and both known to be usable."""
+    pattern = prompt.pattern or config.pattern
+    kind = prompt.kind or config.kind or ("regex" if pattern else kind_of(prompt.answer, prompt.choices))
+    try:
+        extract("anything", kind, choices=prompt.choices, pattern=pattern)
+    except ConfigError as error:
+        raise PromptError(f"prompt {prompt.id!r}: {error}") from None
+    if prompt.answer is not None and normalise(prompt.answer, kind, prompt.choices) is None:
+        raise PromptError(
+            f"prompt {prompt.id!r}: its answer {prompt.answer!r} is no {kind}; mend the answer or the kind"
         )
-        for prompt in prompts
-    ]
-    return prompts[: config.limit]
+    system = prompt.system if prompt.system is not None else config.system
+    return replace(prompt, kind=cast(AnswerKind, kind), pattern=pattern, system=system)
 
 
 def least_tokens(config: PromptsConfig) -> int:
@@ -48,6 +58,8 @@ def least_tokens(config: PromptsConfig) -> int:
     prompts = _written(config)
     if prompts is None:
         return config.tokens // 2
+    for prompt in prompts:
+        _completed(prompt, config)
     texts = ((p.document or "") + (p.prompt or "".join(m.content for m in p.messages)) for p in prompts)
     return max(1, max(len(text.encode()) for text in texts) // _BYTES_PER_TOKEN)
 

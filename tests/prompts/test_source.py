@@ -23,11 +23,12 @@ def test_what_a_row_may_hold(tmp_path: Path) -> None:
         tmp_path,
         {"prompt": "Why?", "document": " A story.\n", "answer": 42, "meta": {"any": ["thing"]}},
         {"id": 7, "messages": [{"role": "system", "content": "s"}, {"role": "user", "content": "Who?"}]},
-        {"id": "c", "prompt": "Which?", "choices": ["red", "blue"], "answer": True},
+        {"id": "c", "prompt": "Which?", "choices": ["true", "false"], "answer": True},
     )
     assert (one.id, one.document, one.answer, one.question) == ("p1", "A story.", "42", "Why?")
     assert (two.id, two.question) == ("7", "Who?")
     assert three.answer == "true"
+    assert (one.kind, two.kind, three.kind) == ("number", "text", "choice")
 
 
 def test_the_config_speaks_for_prompts_that_do_not(tmp_path: Path) -> None:
