@@ -180,7 +180,7 @@ def test_ctrl_c(prompt_tokens: int, answer_tokens: int, after_s: float, rows: in
     )  # fmt: skip
     phase = "prefill" if rows == 0 else "decode"
     journal = tmp_path / "out" / "tables" / "traces.jsonl"
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 500
     while not (journal.exists() and f'"{phase}"' in journal.read_text()):
         assert process.poll() is None and time.monotonic() < deadline
         time.sleep(0.05)
@@ -204,7 +204,7 @@ def test_ctrl_c_ends_a_sweep(tmp_path: Path) -> None:
         cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     journal = tmp_path / "outputs/default/swarm_size.workers=3,prompts.count=1"
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 500
     while not any('"decode"' in path.read_text() for path in tmp_path.rglob("traces.jsonl")):
         assert process.poll() is None and time.monotonic() < deadline, journal
         time.sleep(0.05)

@@ -23,7 +23,7 @@ def test_the_pandas_example_runs_as_printed(tmp_path: Path) -> None:
     assert len(block.strip().splitlines()) <= 5
     example = subprocess.run([sys.executable, "-c", block], cwd=tmp_path, capture_output=True, text=True)
     assert example.returncode == 0, example.stderr
-    assert "kv_bytes" in example.stdout and "f16" in example.stdout
+    assert all(part in example.stdout for part in ("kv_bytes", "f16", "agreement")), example.stdout
 
 
 def test_the_refusal_is_the_one_printed(tmp_path: Path) -> None:
@@ -40,7 +40,7 @@ def test_the_refusal_is_the_one_printed(tmp_path: Path) -> None:
 
 def test_every_option_is_in_the_usage_page() -> None:
     for group in (path for path in conf_dir().iterdir() if path.is_dir()):
-        [row] = [line for line in USAGE.splitlines() if line.startswith(f"| `{group.name}` |")]
+        row = next(line for line in USAGE.splitlines() if line.startswith(f"| `{group.name}` |"))
         options = {path.stem for path in group.glob("*.yaml")} - {"custom"}
         assert options == set(re.findall(r"`([^`=]+)`", row.split("|")[2]))
 
