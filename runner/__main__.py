@@ -74,6 +74,8 @@ class _Command:
                 raise
             result = run_job(job, folder, self._session, view, overrides=overrides)
             self.outcomes.append(_Outcome(name, folder, result=result))
+            if result.interrupted:
+                raise KeyboardInterrupt
         except Interrupted:
             # Not an Exception: Hydra's launcher would go on to the next job.
             raise KeyboardInterrupt from None

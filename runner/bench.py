@@ -220,7 +220,7 @@ def measure(config: JobConfig, folder: Path, rounds: int, console: Console) -> B
 
 def _task(config: DictConfig) -> None:
     rounds = config.rounds
-    if not isinstance(rounds, int) or rounds < 1:
+    if not isinstance(rounds, int) or isinstance(rounds, bool) or rounds < 1:
         raise ConfigError(f"rounds={rounds}: must be a whole number of at least 1")
     job = cli.to_job(config, without=("rounds",))
     folder, console = Path(HydraConfig.get().runtime.output_dir), Console()

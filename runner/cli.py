@@ -19,7 +19,7 @@ from omegaconf.errors import OmegaConfBaseException
 from runner.config import CUSTOM_MODEL, JobConfig, conf_dir, defaults, parse
 from runner.errors import ConfigError, KvswarmError
 
-_NUMBER = re.compile(r"[+-]?\d+")
+_NUMBER = re.compile(r"[+-]?\d+(\.\d+)?")
 _SLUG = re.compile(r"[^A-Za-z0-9_.,=+-]+")
 _LONGEST_FOLDER = 120
 
@@ -81,12 +81,10 @@ def run_hydra(task: Callable[[DictConfig], None], config_name: str = "config") -
         hydra.main(version_base="1.3", config_path=str(conf_dir().resolve()), config_name=config_name)(
             guarded
         )()
-        if raised:
-            raise raised[0]
+    except (HydraException, OmegaConfBaseException, ValueError, TypeError) as error:
+        return complain(explain(error), ConfigError.exit_status)
     except KvswarmError as error:
         return complain(str(error), error.exit_status)
-    except (HydraException, OmegaConfBaseException) as error:
-        return complain(explain(error), ConfigError.exit_status)
     except KeyboardInterrupt:
         return complain("interrupted; what was finished is in the tables", 130)
     except OSError as error:
@@ -95,7 +93,14 @@ def run_hydra(task: Callable[[DictConfig], None], config_name: str = "config") -
         return complain(
             f"{error.filename}: {error.strerror}; choose another output folder with hydra.run.dir", 2
         )
-    return 0
+    return _end(raised[0]) if raised else 0
+
+
+def _end(error: Exception) -> int:
+    """The exit status of a job's error; one that is not a person's to mend keeps its traceback."""
+    if isinstance(error, KvswarmError):
+        return complain(str(error), error.exit_status)
+    raise error
 
 
 def to_job(config: DictConfig, without: Sequence[str] = ()) -> JobConfig:
@@ -125,23 +130,25 @@ def explain(error: Exception) -> str:
         options = re.findall(r"^\s+(\S+)$", text.partition("Available options")[2], re.MULTILINE)
         return f"{match[1]}={match[2]}: there is no such option{_what_exists(match[2], options)}"
     if match := re.search(r"Could not override '([^']+)'\.\s*No match in the defaults list", text):
-        return f"{match[1]}: there is no such group{_what_exists(match[1], _keys(''))}"
-    if match := re.search(r"(?:Could not override|Error merging override) '?\+*([\w.]+)", text):
-        parent, _, key = match[1].rpartition(".")
-        if "not in struct" in text or "Could not override" in text:
-            return f"{match[1]}: there is no such key{_what_exists(key, _keys(parent))}"
+        return f"{match[1]}: there is no such group{_what_exists(*_first_unknown(match[1]))}"
+    if match := re.search(r"Could not override '?\+*([\w.]+)", text):
+        return f"{match[1]}: there is no such key{_what_exists(*_first_unknown(match[1]))}"
     if match := re.search(r"Ambiguous value for argument '([^=']+)=", text):
         return f"{match[1]}: several values are a sweep; add -m, or write key=[a,b] for a list"
+    if not isinstance(error, HydraException | OmegaConfBaseException):
+        return f"these overrides do not compose ({text}); mend them, `--cfg job` shows every key"
     lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("See https")]
     return "; ".join(lines[:2]) or type(error).__name__
 
 
-def _keys(parent: str) -> list[str]:
-    """The keys below a dotted path of the config; of the nearest one that exists."""
+def _first_unknown(key: str) -> tuple[str, list[str]]:
+    """The first part of a dotted key that does not exist, and what does in its place."""
     node: Any = defaults()
-    for part in parent.split(".") if parent else []:
-        node = node.get(part) if isinstance(node, dict) else None
-    return sorted(node) if isinstance(node, dict) else []
+    for part in key.split("."):
+        if not isinstance(node, dict) or part not in node:
+            return part, sorted(node) if isinstance(node, dict) else []
+        node = node[part]
+    return key, []
 
 
 def _what_exists(wrong: str, options: Sequence[str]) -> str:

@@ -19,6 +19,7 @@ from runner.errors import ConfigError
 KvType = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl"]
 AnswerKind = Literal["number", "choice", "boolean", "regex", "text"]
 
+_INT32 = 2**31 - 1
 _STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
 _UNITS = {"": 1, "b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40, "kb": 10**3, "mb": 10**6,
           "gb": 10**9, "tb": 10**12}  # fmt: skip
@@ -171,8 +172,10 @@ class PromptsConfig:
     items: list[Any] = field(default_factory=list)
     count: Count = 8
     tokens: Annotated[int, Field(ge=128)] = 1000
-    facts: Count = 1
-    depths: list[Share] = field(default_factory=lambda: [0.1, 0.35, 0.6, 0.85])
+    facts: Annotated[int, Field(ge=1, le=100)] = 1
+    depths: Annotated[list[Share], Field(min_length=1)] = field(
+        default_factory=lambda: [0.1, 0.35, 0.6, 0.85]
+    )
     seed: Annotated[int, Field(ge=0)] = 0
     limit: Count | None = None
     kind: AnswerKind | None = None
@@ -204,11 +207,11 @@ class SamplingConfig:
     """
 
     temperature: Annotated[float, Field(ge=0, le=10)] = 0.8
-    top_k: Annotated[int, Field(ge=0)] = 40
+    top_k: Annotated[int, Field(ge=0, le=_INT32)] = 40
     top_p: Annotated[float, Field(gt=0, le=1)] = 0.95
     min_p: Share = 0.05
     repeat_penalty: Annotated[float, Field(gt=0, le=10)] = 1.0
-    repeat_last_n: Annotated[int, Field(ge=0)] = 64
+    repeat_last_n: Annotated[int, Field(ge=0, le=_INT32)] = 64
     max_tokens: Count = 64
     ignore_eos: bool = False
     stop: list[Annotated[str, Field(min_length=1)]] = field(default_factory=list)
@@ -240,7 +243,7 @@ class JobConfig:
     in_flight: Annotated[int, Field(ge=1, le=64)] = 1
     fetch: bool = False
     flash_attn: Literal["auto", "on", "off"] = "auto"
-    n_threads: Count | None = None
+    n_threads: Annotated[int, Field(ge=1, le=512)] | None = None
     n_ubatch: Annotated[int, Field(ge=32, le=8192)] = 512
     model: ModelConfig = field(default_factory=ModelConfig)
     hardware: HardwareConfig = field(default_factory=HardwareConfig)

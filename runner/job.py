@@ -9,7 +9,7 @@ from pathlib import Path
 
 from runner import identity, models
 from runner.config import JobConfig
-from runner.context import strategy_for
+from runner.context import PreparedPrompt, strategy_for
 from runner.engine import bindings
 from runner.engine.chat import PromptFormat
 from runner.engine.progress import Progress
@@ -18,11 +18,12 @@ from runner.engine.scheduler import Scheduler
 from runner.interrupt import stop_on_interrupt
 from runner.ledger import Ledger
 from runner.planning.gguf_header import from_gguf
+from runner.planning.plan import Plan
 from runner.planning.remedies import accept
 from runner.prompts import least_tokens, load_prompts
 from runner.record import JobRecord
 from runner.report.terminal import View
-from runner.resolve import flash_attn_for, refuse_before_fetch, resolve_job
+from runner.resolve import refuse_before_fetch, resolve_job
 from runner.session import Session
 from runner.tables import TableWriter
 from runner.trace import Tracer
@@ -31,13 +32,17 @@ from runner.workers.shared import run_swarm
 
 @dataclass(frozen=True)
 class JobResult:
-    """How a job ended, for the line that says so; accuracies are None where no answer is known."""
+    """How a job ended, for the line that says so; accuracies are None where no answer is known.
+
+    ``interrupted`` is true where Ctrl-C came when all was done: the job counts, nothing should follow it.
+    """
 
     job_id: str
     prompts: int
     accuracy: float | None
     mean_worker_accuracy: float | None
     seconds: float
+    interrupted: bool
 
 
 def run_job(
@@ -55,7 +60,7 @@ def run_job(
     """
     with (
         TableWriter(folder) as tables,
-        JobRecord(tables, config, _job_id(config, None), overrides) as record,
+        JobRecord(tables, config, _provisional_id(config), overrides) as record,
     ):
         ledger = Ledger(tables, record, config)
         path = _weights_file(config)
@@ -67,8 +72,9 @@ def run_job(
         prepared = [strategy.prepare(prompt, form) for prompt in load_prompts(config.prompts, form.count)]
         plan = resolve_job(config, path, profile, prepared)
 
-        record.identify(_job_id(config, path, plan.prefix_tokens), models.digest(path), plan.n_threads)
-        ledger.prompts(prepared)
+        groups = _group_ids(config, path, plan, prepared)
+        record.identify(identity.job_id(groups), models.digest(path), plan.n_threads)
+        ledger.prompts(prepared, groups)
         ledger.plan(plan)
         view.planned(accept(plan))
 
@@ -91,6 +97,7 @@ def run_job(
             for item, generations in run_swarm(scheduler, prepared, workers=plan.workers, seed=config.seed):
                 view.voted(item.prompt, ledger.group(item, generations))
         return JobResult(
+            interrupted=stopping(),
             job_id=record.job_id,
             prompts=len(prepared),
             accuracy=record.score.accuracy,
@@ -109,13 +116,27 @@ def _weights_file(config: JobConfig) -> Path:
     return path
 
 
-def _job_id(config: JobConfig, path: Path | None, prompt_tokens: int = 0) -> str:
-    """The job's identity; while its file is not here, by what its config says of it."""
+def _group_ids(config: JobConfig, path: Path, plan: Plan, prepared: Sequence[PreparedPrompt]) -> list[str]:
+    """The identity of each prompt's group, in the order of ``prepared``."""
+    settings = identity.settings_id(
+        config,
+        model_digest=models.digest(path),
+        engine_version=bindings.version(),
+        flash_attn=plan.flash_attn,
+        n_threads=plan.n_threads,
+    )
+    return [identity.group_id(settings, item) for item in prepared]
+
+
+def _provisional_id(config: JobConfig) -> str:
+    """Names a job that ends before its model is here and its prompts are counted, by what its config says."""
     model = config.model
     promised = model.source.sha256 if model.source is not None and model.path is None else None
-    return identity.job_id(
+    settings = identity.settings_id(
         config,
-        model_digest=models.digest(path) if path is not None else promised or f"{model.name} {model.path}",
+        model_digest=promised or f"{model.name} {model.path}",
         engine_version=bindings.version(),
-        flash_attn=flash_attn_for(config, prompt_tokens),
+        flash_attn=config.flash_attn != "off",
+        n_threads=config.n_threads or 0,
     )
+    return identity.unprepared_job_id(settings, config)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from runner import identity
 from runner.config import JobConfig
 from runner.context import PreparedPrompt
 from runner.engine.sequence import Generation
@@ -35,15 +34,15 @@ class Ledger:
         """One row of ``plans``."""
         self._tables.append("plans", job_id=self._record.job_id, **plan.row())
 
-    def prompts(self, prepared: Sequence[PreparedPrompt]) -> None:
+    def prompts(self, prepared: Sequence[PreparedPrompt], group_ids: Sequence[str]) -> None:
         """A row of ``prompts`` each."""
-        for item in prepared:
+        for item, group_id in zip(prepared, group_ids, strict=True):
             prompt = item.prompt
             self._tables.append(
                 "prompts",
                 job_id=self._record.job_id,
                 prompt_id=prompt.id,
-                group_id=identity.group_id(self._record.job_id, item),
+                group_id=group_id,
                 strategy=item.strategy,
                 prompt=prompt.question,
                 document_digest=prompt.document_digest,

@@ -47,15 +47,6 @@ def resolve_job(
     return plan if plan.status == "refused" else with_dry_run(plan, dry_run(path, plan))
 
 
-def flash_attn_for(config: JobConfig, prompt_tokens: int) -> bool:
-    """Whether the job's context uses flash attention; prompts of ``prompt_tokens`` at the longest.
-
-    Raises:
-        ConfigError: switched off where the KV types need it.
-    """
-    return choose(config.flash_attn, config.kv_mode, shape_of(config, prompt_tokens), measured_shapes())
-
-
 def shape_of(config: JobConfig, prompt_tokens: int) -> Shape:
     """The job as far as the choice of flash attention depends on it."""
     return Shape(
@@ -105,8 +96,11 @@ def _plan(
             workers=workers,
             in_flight=in_flight,
             n_seq_max=n_seq_max,
+            documents=documents,
         ),
-        flash_attn=flash_attn_for(config, prompt_tokens),
+        flash_attn=choose(
+            config.flash_attn, config.kv_mode, shape_of(config, prompt_tokens), measured_shapes()
+        ),
         n_ubatch=config.n_ubatch,
         n_threads=config.n_threads or hardware.threads,
     )

@@ -36,6 +36,12 @@ TINY = ("prompts.items=[Why?]", "sampling.max_tokens=2", "swarm_size=1")
         ("sampling.max_tokens=lots", ("sampling.max_tokens='lots'", "integer")),
         ("hardware.ram=12Gx", ("hardware.ram", "12GiB")),
         ("nonsense", ("nonsense",)),
+        ("smapling.top_k=3", ("smapling.top_k", "did you mean sampling")),
+        ("swarm_size=5.5", ("swarm_size.workers=5.5", "integer")),
+        ("sampling.top_k=4294967297", ("sampling.top_k", "2147483647")),
+        ("prompts.depths=[]", ("prompts.depths=[]", "at least 1")),
+        ("prompts.facts=1000", ("prompts.facts=1000", "100")),
+        ("sampling.stop.first=x", ("do not compose", "--cfg job")),
     ],
 )
 def test_a_wrong_word_or_value(argument: str, said: tuple[str, ...], tmp_path: Path) -> None:
@@ -89,6 +95,22 @@ def prompts(folder: Path, *lines: str) -> str:
 def test_a_bad_prompt_file(lines: list[str], said: tuple[str, ...], tmp_path: Path) -> None:
     line = one_line(runner(tmp_path, prompts(tmp_path, *lines)))
     assert all(part in line for part in said), line
+
+
+def test_documents_too_short_for_their_facts(tmp_path: Path) -> None:
+    line = one_line(runner(tmp_path, "prompts.tokens=128", "prompts.facts=50"))
+    assert "prompts.tokens=128 has no room for prompts.facts=50; set prompts.tokens=" in line
+
+
+def test_a_failed_cell_of_a_sweep_is_a_row(tmp_path: Path) -> None:
+    """Also where it fails before anything is known of its model or prompts."""
+    done = runner(
+        tmp_path, "-m", "flash_attn=off", "kv_mode=q8_0,q4_0", "prompts.path=none.jsonl,gone.jsonl", *TINY[1:]
+    )
+    assert done.returncode == 1
+    jobs = load(tmp_path).jobs
+    assert jobs["status"].tolist() == ["failed"] * 4
+    assert jobs["reason"].str.contains("no prompt file").all()
 
 
 def test_a_missing_or_binary_prompt_file(tmp_path: Path) -> None:

@@ -8,12 +8,20 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pandas as pd
 import pytest
 from commands import runner
+from rich.console import Console
 
+from runner import job
+from runner.config import JobConfig, PromptsConfig, SamplingConfig, SwarmConfig
+from runner.models.catalogue import named
+from runner.report.terminal import View
+from runner.session import Session
 from runner.tables import load
 
 SMALL = ("prompts.count=2", "prompts.tokens=200", "prompts.facts=2", "sampling.max_tokens=12")
@@ -130,6 +138,54 @@ def test_what_a_person_sees(tmp_path: Path) -> None:
     assert not list(tables.glob("*.jsonl"))
 
 
+def test_a_document_longer_than_a_sliding_window(tmp_path: Path, gemma3: Path) -> None:
+    """Gemma's small cache holds a window of the document and one of the prompt, and the plan knows."""
+    for more in ((), ("in_flight=2", "prompts.count=4", "prompts.facts=2")):
+        done = runner(
+            tmp_path, "model=gemma3_270m", "prompts.count=1", "prompts.tokens=700", "swarm_size=5",
+            "sampling.max_tokens=4", *more,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+
+
+def test_other_prompts_are_another_job(tmp_path: Path) -> None:
+    """Else rows of different runs would be read as one job."""
+    few = ("sampling.max_tokens=2", "swarm_size=2")
+    (tmp_path / "p.jsonl").write_text('{"prompt": "One?"}\n{"prompt": "Two?"}')
+    assert runner(tmp_path, "prompts.path=p.jsonl", "hydra.run.dir=a", *few).returncode == 0
+    assert (
+        runner(tmp_path, "prompts.path=p.jsonl", "hydra.run.dir=b", "prompts.limit=1", *few).returncode == 0
+    )
+    t = load(tmp_path)
+    assert len(t.jobs) == 2 and len(t.generations) == 6
+    assert t.prompts["group_id"].nunique() == 2  # the same group in both
+    sums = t.generations.groupby("job_id")[["prefill_tokens", "generated_tokens"]].sum()
+    assert sums.to_numpy().tolist() == t.jobs[["prefill_tokens", "generated_tokens"]].to_numpy().tolist()
+    assert runner(tmp_path, "prompts.path=p.jsonl", "hydra.run.dir=c", "n_threads=1", *few).returncode == 0
+    assert len(load(tmp_path).jobs) == 3
+
+
+def test_ctrl_c_after_the_last_batch_stops_the_sweep_not_the_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @contextmanager
+    def pressed_at_the_end() -> Iterator[Callable[[], bool]]:
+        yield (tmp_path / "tables" / "votes.jsonl").exists
+
+    monkeypatch.setattr(job, "stop_on_interrupt", pressed_at_the_end)
+    config = JobConfig(
+        model=named("smollm2"),
+        prompts=PromptsConfig(items=["Why?"]),
+        sampling=SamplingConfig(max_tokens=2),
+        swarm_size=SwarmConfig(workers=1),
+    )
+    session = Session()
+    result = job.run_job(config, tmp_path, session, View(Console(quiet=True)))
+    session.close()
+    assert result.interrupted
+    assert load(tmp_path).jobs["status"].tolist() == ["done"]
+
+
 def test_the_composed_config_prints(tmp_path: Path) -> None:
     done = runner(tmp_path, "--cfg", "job", "swarm_size=7", "model=qwen35b", "kv_mode=k8v4")
     assert done.returncode == 0
@@ -159,5 +215,5 @@ def test_the_vote_beats_the_worker(tmp_path: Path) -> None:
     """The default job's claim, at a size that a test can afford."""
     done = runner(tmp_path, "prompts.tokens=400", "prompts.count=4", "sampling.max_tokens=16")
     assert done.returncode == 0, done.stderr
-    [job] = load(tmp_path).jobs.to_dict("records")
-    assert job["accuracy"] >= job["mean_worker_accuracy"] > 0.5
+    [row] = load(tmp_path).jobs.to_dict("records")
+    assert row["accuracy"] >= row["mean_worker_accuracy"] > 0.5

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import string
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -73,7 +74,7 @@ def messages_of(prompt: Prompt) -> list[dict[str, str]]:
 
 def _options(prompt: Prompt) -> str:
     """The lettered choices, where the question does not spell them out itself."""
-    if all(choice in prompt.question for choice in prompt.choices):
+    if all(re.search(rf"(?<!\w){re.escape(choice)}(?!\w)", prompt.question) for choice in prompt.choices):
         return ""
     lines = [
         f"{letter}. {choice}" for letter, choice in zip(string.ascii_uppercase, prompt.choices, strict=False)

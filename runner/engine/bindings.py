@@ -110,8 +110,9 @@ lib.llama_backend_init()
 
 
 def version() -> str:
-    """Of the Python package and of the llama.cpp inside it."""
-    return f"llama-cpp-python {lib.__version__} ({lib.llama_version().decode()})"
+    """Of the Python package and the llama.cpp inside it, and what it was built for."""
+    built_for = "gpu" if can_offload() else "cpu"
+    return f"llama-cpp-python {lib.__version__} ({lib.llama_version().decode()}, {built_for})"
 
 
 def can_offload() -> bool:

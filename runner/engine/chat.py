@@ -13,6 +13,9 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from runner.engine.weights import Weights
 from runner.errors import PromptError
 
+_DOCUMENT = "\ue000document\ue001"
+"""Stands for the document while the template is rendered: its own words may occur anywhere in a chat."""
+
 _TODAY = datetime(2024, 7, 26)
 """The day Llama 3.1's template assumes when it is not told: a prompt must not change overnight."""
 
@@ -64,7 +67,7 @@ class PromptFormat:
         turns = [dict(message) for message in messages]
         if document is not None:
             first = next(turn for turn in turns if turn["role"] == "user")
-            first["content"] = f"{document}\n\n{first['content']}"
+            first["content"] = f"{_DOCUMENT}\n\n{first['content']}"
         try:
             text = self._template.render(
                 messages=turns, add_generation_prompt=True, tools=None, **self._names
@@ -74,12 +77,15 @@ class PromptFormat:
                 f"prompt {prompt_id!r}: the model's chat template refuses it: {error}"
             ) from None
         begins_itself = bool(self._names["bos_token"]) and text.startswith(self._names["bos_token"])
-        at = -1 if document is None else text.find(document)
-        if document is None or at < 0:
+        if document is None:
             return PromptTokens((), self._tokens(text, start=not begins_itself))
-        head = self._tokens(text[:at], start=not begins_itself)
-        body = self._tokens(document, special=False)
-        return PromptTokens(head + body, self._tokens(text[at + len(document) :]))
+        head, *rest = text.split(_DOCUMENT)
+        if len(rest) != 1:
+            raise PromptError(
+                f"prompt {prompt_id!r}: the model's chat template does not show its document once"
+            )
+        opening = self._tokens(head, start=not begins_itself)
+        return PromptTokens(opening + self._tokens(document, special=False), self._tokens(rest[0]))
 
     def _encode_plain(
         self, prompt_id: str, messages: Sequence[dict[str, str]], document: str | None

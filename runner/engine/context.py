@@ -68,6 +68,7 @@ class Context:
         self.n_vocab = weights.n_vocab
         # With swa_full=False a masked cell of a sliding layer is re-used only if one sequence owns it.
         self.partial_state = weights.n_swa > 0 and not params.swa_full
+        self.window = weights.n_swa
         self._raised: BaseException | None = None
         self._callback = lib.ggml_backend_sched_eval_callback(self._guard(callback)) if callback else None
         self._batch = Batch(params.n_ubatch)

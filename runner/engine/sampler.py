@@ -20,7 +20,7 @@ from runner.config import SamplingConfig
 from runner.engine.bindings import exp_sum, lib
 from runner.engine.context import Logits
 from runner.engine.weights import Weights
-from runner.errors import ConfigError
+from runner.errors import ConfigError, EngineError
 
 Ids = npt.NDArray[np.int32]
 
@@ -116,6 +116,8 @@ class Sampler:
         if self._grammar is not None and not self._allows(token):
             every = np.arange(len(row), dtype=np.int32)
             _, filtered = _apply(self._grammar, every, row)
+            if not np.isfinite(filtered).any():
+                raise EngineError("sampling.grammar allows no token of this model here; mend the grammar")
             token, _ = _apply(self._handle, every, filtered)
         if self._grammar is not None:
             lib.llama_sampler_accept(self._grammar, token)

@@ -125,16 +125,24 @@ class Scheduler:
         """
         if self._in_flight == 1:
             return False
-        longest, workers = self._sampling.max_tokens, len(group.seeds)
         new = bool(group.document) and all(d.tokens != group.document for d in self._documents)
-        cells = sum(len(r.group.question) + r.unfinished * longest for r in self._running)
-        cells += sum(len(document.tokens) for document in self._documents) + new * len(group.document)
-        cells += len(group.question) + workers * longest
-        # A prefix that several workers own takes a window of a small sliding-window cache for itself.
-        prefix = int(self._context.partial_state)
-        sequences = sum(r.unfinished + prefix * (r.unfinished > 1) for r in self._running)
-        sequences += len(self._documents) + new + workers + prefix
-        return cells <= self._context.params.n_ctx and sequences <= self._context.params.n_seq_max
+        documents = [len(document.tokens) for document in self._documents] + new * [len(group.document)]
+        # (tokens of the prompt, of its question, workers that may still grow) of each group
+        groups = [(r.group.prompt_tokens, len(r.group.question), r.unfinished) for r in self._running]
+        groups.append((group.prompt_tokens, len(group.question), len(group.seeds)))
+        params, longest = self._context.params, self._sampling.max_tokens
+        cells = sum(documents) + sum(question + workers * longest for _, question, workers in groups)
+        sequences = len(documents) + sum(workers for _, _, workers in groups)
+        if self._context.partial_state:
+            # Of a small sliding-window cache every document and every prefix takes a window for itself.
+            window = self._context.window
+            sliding = sum(min(document, window) for document in documents)
+            sliding += sum(
+                min(prompt, window) + workers * min(longest, window) for prompt, _, workers in groups
+            )
+            cells = max(cells, sliding)
+            sequences += sum(workers > 1 for _, _, workers in groups)
+        return cells <= params.n_ctx and sequences <= params.n_seq_max
 
     def _document_of(self, group: Group) -> _Document | None:
         if not group.document:

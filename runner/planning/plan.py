@@ -34,6 +34,7 @@ class Demand:
         in_flight: prompts decoded at once.
         n_seq_max: sequences that the context must hold.
         outputs: tokens of one micro-batch whose logits are wanted; 0 is one a sequence.
+        documents: whether prompts share documents, each of which keeps cells of its own.
     """
 
     prefix_tokens: int
@@ -42,6 +43,7 @@ class Demand:
     in_flight: int = 1
     n_seq_max: int = 1
     outputs: int = 0
+    documents: bool = False
 
 
 @dataclass(frozen=True)
@@ -146,8 +148,12 @@ def resolve(
     checks.check_types(profile, model_name, kv_mode, flash_attn=flash_attn)
     window_tokens = checks.window_tokens(profile, window, demand.prefix_tokens, demand.suffix_tokens)
     prefix = window_tokens - demand.suffix_tokens
-    cells = budget.padded_cells(demand.in_flight * (prefix + demand.workers * demand.suffix_tokens))
     slides = profile.sliding_window > 0
+    if slides and demand.documents and not kv_mode.swa_full:
+        # A small sliding cache is never larger than the other, and holds a window of the document beside one
+        # of the prompt: their cells cannot be shared (see Scheduler._fork).
+        prefix = max(prefix, 2 * min(prefix, profile.sliding_window))
+    cells = budget.padded_cells(demand.in_flight * (prefix + demand.workers * demand.suffix_tokens))
     sliding = (
         budget.sliding_cells(
             cells, profile.sliding_window, demand.n_seq_max, n_ubatch, swa_full=kv_mode.swa_full

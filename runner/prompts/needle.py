@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable
 
 from runner.config import PromptsConfig
+from runner.errors import PromptError
 from runner.prompts.prompt import Prompt
 
 _PLACES = ("Orla", "Veyra", "Tamsin", "Quell", "Harrow", "Lunde", "Maris", "Stell")
@@ -19,6 +20,9 @@ def needle_prompts(config: PromptsConfig, count_tokens: Callable[[str], int]) ->
 
     The same config and tokenizer give the same prompts. A document is ``config.tokens`` long less room for
     the question; the depths are dealt out to the facts of all documents in turn.
+
+    Raises:
+        PromptError: the documents are too short for their facts.
     """
     prompts: list[Prompt] = []
     for number in range(-(-config.count // config.facts)):
@@ -49,6 +53,11 @@ def _document(
         codes[f"{rng.choice('BCDFGHJKLMNPQRSTVWXZ')}{rng.randrange(10)}"] = str(rng.randint(1000, 9999))
     facts = [f"The pass code of vault {key} is {code}." for key, code in codes.items()]
     room = config.tokens - _QUESTION_TOKENS - sum(count_tokens(" " + fact) for fact in facts)
+    if room <= 0:
+        raise PromptError(
+            f"prompts.tokens={config.tokens} has no room for prompts.facts={config.facts}; "
+            f"set prompts.tokens={config.tokens - room + 100} or lower prompts.facts"
+        )
     body: list[str] = []
     day = 0
     while True:

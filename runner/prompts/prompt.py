@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import hashlib
+import math
 from collections.abc import Mapping
 from dataclasses import field, fields
 from typing import Annotated, Any, Literal
@@ -16,10 +17,16 @@ from runner.errors import ConfigError, PromptError
 
 _STRICT = ConfigDict(extra="forbid")
 Text = Annotated[str, Field(min_length=1)]
-# An expected answer of 42 or true is as good as "42" or "true".
-Answer = Annotated[
-    str, BeforeValidator(lambda v: str(v).lower() if isinstance(v, bool) else v if v is None else str(v))
-]
+
+
+def _answer_text(value: Any) -> Any:
+    """An expected answer of 42 or true is as good as "42" or "true"."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value) if isinstance(value, int | float) and math.isfinite(value) else value
+
+
+Answer = Annotated[str, BeforeValidator(_answer_text)]
 
 
 @dataclass(frozen=True, config=_STRICT)
@@ -81,7 +88,7 @@ def parse_prompt(row: Any, where: str, default_id: str) -> Prompt:
             near = difflib.get_close_matches(str(key), _KEYS, 1)
             hint = f"did you mean {near[0]!r}?" if near else f"known keys are {', '.join(_KEYS)}"
             raise PromptError(f"{where}: unknown key {key!r}; {hint} Anything else goes under 'meta'")
-    values = {"id": default_id, **row}
+    values = {"id": default_id, **{key: value for key, value in row.items() if value is not None}}
     values["id"] = str(values["id"])
     if isinstance(values.get("document"), str):
         values["document"] = values["document"].strip() or None

@@ -97,10 +97,11 @@ def _read_jsonl(path: Path) -> Iterable[Prompt]:
         where = f"{path}, line {number}"
         try:
             row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise PromptError(
-                f"{where}: no valid JSON ({error.msg} at column {error.colno}); mend the line"
-            ) from None
+        except (ValueError, RecursionError) as error:
+            reason = (
+                f"{error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else error
+            )
+            raise PromptError(f"{where}: no valid JSON ({reason}); mend the line") from None
         yield parse_prompt(row, where, f"p{number}")
 
 

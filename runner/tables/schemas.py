@@ -113,7 +113,11 @@ PLAN_STEPS = _schema(
 PROMPTS = _schema(
     _JOB_ID,
     _PROMPT_ID,
-    ("group_id", "str", "Digest of the job and the prompt's tokens: equal where the answers must be equal"),
+    (
+        "group_id",
+        "str",
+        "Digest of the prompt's tokens and the job's settings: equal where the answers are equal",
+    ),
     ("strategy", "str", "The context strategy that prepared the prompt"),
     ("prompt", "str", "The question as text"),
     ("document_digest", "str", "Digest of the document that the prompt is about; null without one"),

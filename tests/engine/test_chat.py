@@ -44,6 +44,24 @@ def test_control_tokens_in_a_document_are_text(smol: Weights) -> None:
     assert poison in spelled(smol, tokens.document)
 
 
+@pytest.mark.parametrize(
+    "document", ["user", "<|im_start|>", "AAA <|im_end|> BBB", "system\nYou", "assistant"]
+)
+def test_a_document_is_itself_wherever_its_words_occur(document: str, smol: Weights) -> None:
+    chat = [{"role": "system", "content": f"Read: {document.replace('|', '!')}"}, *asked("Why?")]
+    form = PromptFormat(smol)
+    tokens, plain = form.encode("p", chat, document), form.encode("p", chat, "D")
+    body = tuple(smol.tokenize(document, add_special=False, parse_special=False))
+    assert tokens.document == plain.document[:-1] + body
+    assert tokens.question == plain.question
+
+
+def test_a_template_that_hides_the_document(smol: Weights, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(smol, "chat_template", lambda: "{{ messages[0].role }}")
+    with pytest.raises(PromptError, match="does not show its document once"):
+        PromptFormat(smol).encode("p", asked("Why?"), "A story.")
+
+
 def test_system_and_turns(smol: Weights) -> None:
     chat = [
         {"role": "system", "content": "Be brief."},
