@@ -9,7 +9,7 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
@@ -74,12 +74,22 @@ class _Seconds:
     decode: float
 
 
-class _Tape(Context):
-    """A context that remembers what was done to it, to do it again without sampling."""
+class _Twin(Context):
+    """A context that has each of its batches run bare, just before, on a second one like it.
+
+    Side by side a slow moment of the machine is slow for both: run one after the other, two decodes of a few
+    seconds differ by more than what is to be measured.
+    """
 
     def __init__(self, weights: Weights, params: ContextParams) -> None:
         super().__init__(weights, params)
-        self._steps: list[Batch | Callable[[], None]] = []
+        self._bare = Context(weights, params)
+        self.bare_decode_s = 0.0
+        self.bare_s = 0.0
+
+    def close(self) -> None:
+        self._bare.close()
+        super().close()
 
     def decode(
         self,
@@ -88,32 +98,32 @@ class _Tape(Context):
         sequences: Sequence[int],
         outputs: Sequence[bool],
     ) -> Logits:
+        arrived = time.monotonic()
         batch = Batch(len(tokens))
         batch.fill(tokens, positions, sequences, outputs)
-        self._steps.append(batch)
+        began = time.monotonic()
+        self._bare.run(batch)
+        ended = time.monotonic()
+        if all(outputs):  # a prefill chunk has one at most, on its last token
+            self.bare_decode_s += ended - began
+        self.bare_s += ended - arrived
         return super().decode(tokens, positions, sequences, outputs)
 
+    def clear(self) -> None:
+        self._bare.clear()
+        super().clear()
+
     def fork(self, source: int, target: int) -> None:
-        self._steps.append(lambda: Context.fork(self, source, target))
+        self._bare.fork(source, target)
         super().fork(source, target)
 
-    def load_partial(self, sequence: int, state: bytes) -> None:
-        self._steps.append(lambda: Context.load_partial(self, sequence, state))
-        super().load_partial(sequence, state)
+    def drop(self, sequence: int) -> None:
+        self._bare.drop(sequence)
+        super().drop(sequence)
 
-    def replay(self) -> float:
-        """Seconds that ``llama_decode`` takes for the decode batches; the prefill is run, not counted."""
-        self.clear()
-        seconds = 0.0
-        for step in self._steps:
-            if not isinstance(step, Batch):
-                step()
-                continue
-            began = time.monotonic()
-            self.run(step)
-            if step.n_outputs == step.c.n_tokens:
-                seconds += time.monotonic() - began
-        return seconds
+    def load_partial(self, sequence: int, state: bytes) -> None:
+        self._bare.load_partial(sequence, state)
+        super().load_partial(sequence, state)
 
 
 @dataclass(frozen=True)
@@ -153,21 +163,23 @@ class _Shape:
             context.close()
         return _Seconds(time.monotonic() - began, progress.prefill_s, progress.decode_s)
 
-    def job_and_replay(self) -> tuple[float, float]:
-        """Seconds of decode as a job does it, traces and tables included, and of its batches again, bare."""
+    def job_and_bare(self) -> tuple[float, float]:
+        """Seconds of decode as a job does it, traces and tables included, and of the same batches, bare."""
         config, plan = self.planned.config, self.planned.plan
-        tape = _Tape(self._weights, context_params(plan))
+        twin = _Twin(self._weights, context_params(plan))
         try:
             with TableWriter(self._folder) as tables, JobRecord(tables, config, _JOB_ID, ()) as record:
                 progress = Progress()
                 ledger = Ledger(tables, record, config)
                 with Tracer(tables, _JOB_ID, progress, plan, hz=config.trace.hz):
                     began = time.monotonic()
-                    self._answer(tape, config, progress, ledger)
-                    job = time.monotonic() - began - progress.prefill_s
-            return job, tape.replay()
+                    self._answer(twin, config, progress, ledger)
+                    everything = time.monotonic() - began
         finally:
-            tape.close()
+            twin.close()
+        # The scheduler's own clock of the prefill holds the twin's prefill too.
+        prefill = progress.prefill_s - (twin.bare_s - twin.bare_decode_s)
+        return everything - twin.bare_s - prefill, twin.bare_decode_s
 
     def _answer(
         self, context: Context, config: JobConfig, progress: Progress, ledger: Ledger | None = None
@@ -199,7 +211,7 @@ def measure(config: JobConfig, folder: Path, rounds: int, console: Console) -> B
         measured: dict[str, list[float]] = {f.name: [] for f in fields(Bench)}
         for number in range(rounds):
             console.print(f"round {number + 1} of {rounds}", highlight=False)
-            job, bare = shape.job_and_replay()
+            job, bare = shape.job_and_bare()
             measured["decode_ratio"].append(bare / job)
             shared = shape.run(shape.planned)
             isolated = sum(shape.run(alone).total for _ in range(config.swarm_size.workers))
