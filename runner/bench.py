@@ -24,7 +24,6 @@ from runner.config import JobConfig
 from runner.context import strategy_for
 from runner.engine.chat import PromptFormat
 from runner.engine.context import Batch, Context, ContextParams, Logits, context_params
-from runner.engine.progress import Progress
 from runner.engine.scheduler import Scheduler
 from runner.engine.weights import Weights
 from runner.errors import ConfigError
@@ -33,6 +32,7 @@ from runner.planning.flash import remember
 from runner.planning.gguf_header import from_gguf
 from runner.planning.plan import Plan
 from runner.planning.remedies import accept
+from runner.progress import Progress
 from runner.prompts import load_prompts
 from runner.record import JobRecord
 from runner.resolve import measured_shapes, resolve_job, shape_of

@@ -8,6 +8,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import hydra
@@ -22,6 +23,7 @@ from runner.errors import ConfigError, KvswarmError
 _NUMBER = re.compile(r"[+-]?\d+(\.\d+)?")
 _SLUG = re.compile(r"[^A-Za-z0-9_.,=+-]+")
 _LONGEST_FOLDER = 120
+_PATHS = {"model.path", "prompts.path", "hydra.run.dir", "hydra.sweep.dir"}
 
 
 def rewrite(arguments: Sequence[str]) -> list[str]:
@@ -29,20 +31,29 @@ def rewrite(arguments: Sequence[str]) -> list[str]:
 
     ``swarm_size=5`` becomes ``swarm_size.workers=5``: Hydra refuses an integer as a group's option. An
     ``experiment=NAME`` is optional, so Hydra wants it as ``+experiment=NAME``. ``model.path=FILE`` alone also
-    chooses ``model=custom``, so that a file is not taken for the default model.
+    chooses ``model=custom``, so that a file is not taken for the default model. A ``~`` in a path, which
+    shells leave alone behind a dotted key and Hydra's grammar refuses, is the home folder.
 
     Raises:
         ConfigError: ``swarm_size`` mixes integers and named options.
     """
     keys = {argument.partition("=")[0] for argument in arguments}
     own_file = "model.path" in keys and "model" not in keys
-    return [_rewrite(argument) for argument in arguments] + [f"model={CUSTOM_MODEL}"] * own_file
+    taken = []
+    for argument in arguments:
+        taken.append(_rewrite(argument))
+        if own_file and argument.startswith("model.path="):
+            taken.append(f"model={CUSTOM_MODEL}")
+            own_file = False
+    return taken
 
 
 def _rewrite(argument: str) -> str:
     key, equals, value = argument.partition("=")
     if key == "experiment" and equals:
         return f"+{argument}"
+    if key in _PATHS and "~" in value:
+        return f"{key}={','.join(str(Path(part).expanduser()) for part in value.split(','))}"
     if key != "swarm_size" or not equals:
         return argument
     if not value:

@@ -12,7 +12,6 @@ from runner.config import JobConfig
 from runner.context import PreparedPrompt, strategy_for
 from runner.engine import bindings
 from runner.engine.chat import PromptFormat
-from runner.engine.progress import Progress
 from runner.engine.sampler import check_grammar
 from runner.engine.scheduler import Scheduler
 from runner.interrupt import stop_on_interrupt
@@ -20,6 +19,7 @@ from runner.ledger import Ledger
 from runner.planning.gguf_header import from_gguf
 from runner.planning.plan import Plan
 from runner.planning.remedies import accept
+from runner.progress import Progress
 from runner.prompts import least_tokens, load_prompts
 from runner.record import JobRecord
 from runner.report.terminal import View

@@ -17,8 +17,8 @@ from typing import Any
 from runner import __version__
 from runner.config import JobConfig
 from runner.engine import bindings
-from runner.engine.progress import Progress
 from runner.errors import Interrupted, KvswarmError, PlanRefusedError
+from runner.progress import Progress
 from runner.tables import TableWriter
 from runner.trace import Tracer
 from runner.voting import Grade

@@ -10,8 +10,8 @@ from types import TracebackType
 import psutil
 import pynvml
 
-from runner.engine.progress import Progress
 from runner.planning.plan import Plan
+from runner.progress import Progress
 from runner.tables import TableWriter
 
 _FAMILY_EVERY_S = 1.0

@@ -28,8 +28,16 @@ def test_what_a_person_types(typed: str, taken: str) -> None:
 
 
 def test_a_file_alone_is_its_own_model() -> None:
-    assert rewrite(["model.path=a.gguf"]) == ["model.path=a.gguf", "model=custom"]
+    typed = ["seed=1", "model.path=a.gguf", "--cfg", "job"]
+    assert rewrite(typed) == ["seed=1", "model.path=a.gguf", "model=custom", "--cfg", "job"]
     assert rewrite(["model=qwen35b", "model.path=a.gguf"]) == ["model=qwen35b", "model.path=a.gguf"]
+
+
+def test_a_tilde_is_the_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    typed = ["model.path=~/a.gguf,b.gguf", "prompts.path=~/p.jsonl", "model=custom", "name=~x"]
+    taken = ["model.path=/home/me/a.gguf,b.gguf", "prompts.path=/home/me/p.jsonl", "model=custom", "name=~x"]
+    assert rewrite(typed) == taken
 
 
 def test_mixed_sizes_are_refused() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -43,6 +44,16 @@ def test_every_option_is_in_the_usage_page() -> None:
         row = next(line for line in USAGE.splitlines() if line.startswith(f"| `{group.name}` |"))
         options = {path.stem for path in group.glob("*.yaml")} - {"custom"}
         assert options == set(re.findall(r"`([^`=]+)`", row.split("|")[2]))
+
+
+def test_every_command_composes(tmp_path: Path) -> None:
+    lines = [line.removeprefix("$ ") for line in README.splitlines()]
+    commands = [shlex.split(line)[3:] for line in lines if line.startswith("python -m runner ")]
+    assert len(commands) >= 4
+    for arguments in commands:
+        done = runner(tmp_path, *(argument for argument in arguments if argument != "-m"), "--cfg", "job")
+        swept = "-m" in arguments and "add -m" in done.stderr
+        assert swept or done.returncode == 0, (arguments, done.stderr)
 
 
 def test_links_lead_somewhere() -> None:

@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 
 from runner.config import SamplingConfig
 from runner.engine.context import Context
-from runner.engine.progress import Progress
 from runner.engine.sampler import log_normalizers, needed, top_candidates
 from runner.engine.sequence import Answer, Generation, Group, Rows
 from runner.engine.weights import Weights
 from runner.errors import Interrupted
+from runner.progress import Progress
 
 
 @dataclass

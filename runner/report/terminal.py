@@ -17,9 +17,9 @@ from runner.planning.hardware import gib
 
 if TYPE_CHECKING:
     from runner.context import PreparedPrompt
-    from runner.engine.progress import Progress
     from runner.ledger import Verdict
     from runner.planning.plan import Plan
+    from runner.progress import Progress
     from runner.prompts import Prompt
 
 _REFRESH_S = 0.25
