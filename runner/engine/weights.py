@@ -39,7 +39,6 @@ class Weights:
         self.vocab = lib.llama_model_get_vocab(handle)
         self.n_vocab = int(lib.llama_vocab_n_tokens(self.vocab))
         self.n_swa = int(lib.llama_model_n_swa(handle))
-        self.add_bos = bool(lib.llama_vocab_get_add_bos(self.vocab))
 
     def close(self) -> None:
         """Free the model; every context on it must be closed before."""

@@ -86,7 +86,7 @@ def parse_prompt(row: Any, where: str, default_id: str) -> Prompt:
     for key in row:
         if key not in _KEYS:
             near = difflib.get_close_matches(str(key), _KEYS, 1)
-            hint = f"did you mean {near[0]!r}?" if near else f"known keys are {', '.join(_KEYS)}"
+            hint = f"did you mean {near[0]!r}?" if near else f"known keys are {', '.join(_KEYS)}."
             raise PromptError(f"{where}: unknown key {key!r}; {hint} Anything else goes under 'meta'")
     values = {"id": default_id, **{key: value for key, value in row.items() if value is not None}}
     values["id"] = str(values["id"])
