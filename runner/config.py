@@ -83,17 +83,20 @@ class ProfileConfig:
 
     ``full_attention_interval=k`` makes every k-th layer full attention and the rest recurrent;
     ``sliding_pattern=k`` makes every k-th layer full attention and the rest a window of ``sliding_window``
-    tokens. Dimensions are elements; ``weights_bytes`` is the size of all tensors, ``approximate`` says that
-    it was not read from the file.
+    tokens. ``n_head_kv`` may be a list with one number a block, where 0 is a recurrent block. MLA is one KV
+    head whose K is the compressed row and whose ``head_dim_v`` is 0. ``n_dense_layer`` first blocks of a
+    mixture have a dense FFN; ``n_mtp_layer`` appended blocks draft tokens and are no part of ``n_layer``.
+    Dimensions are elements; ``weights_bytes`` is the size of all tensors, ``approximate`` says that it was
+    not read from the file.
     """
 
     arch: str
     n_layer: Count
     n_embd: Count
     n_head: Count
-    n_head_kv: Count
+    n_head_kv: Count | Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
     head_dim_k: Count
-    head_dim_v: Count
+    head_dim_v: Annotated[int, Field(ge=0)]
     n_ff: Count
     n_vocab: Count
     n_ctx_train: Count
@@ -106,17 +109,45 @@ class ProfileConfig:
     sliding_pattern: Count | None = None
     full_attention_interval: Count | None = None
     recurrent: RecurrentConfig | None = None
+    n_dense_layer: Annotated[int, Field(ge=0)] = 0
+    n_mtp_layer: Annotated[int, Field(ge=0)] = 0
+    tied_embeddings: bool = False
+
+
+@dataclass(frozen=True, config=_STRICT)
+class QuantConfig:
+    """One of the files a model comes in: its name (as ``Q4_K_M``), its file in the source's repository.
+
+    ``weights_bytes`` is the size of its tensors, ``size_bytes`` of the file where that is known.
+    """
+
+    name: Annotated[str, Field(min_length=1)]
+    file: str
+    weights_bytes: Annotated[Bytes, Field(ge=1)]
+    size_bytes: Bytes | None = None
+    sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] | None = None
 
 
 @dataclass(frozen=True, config=_STRICT)
 class ModelConfig:
-    """A model: ``path`` wins over ``source``; ``profile`` serves where there is no file to read."""
+    """A model: ``path`` wins over ``source``; ``profile`` serves where there is no file to read.
+
+    ``quants`` lists the files it comes in, the best first; ``quant`` chooses one by name, ``auto`` the best
+    that reaches ``window.target``, and None takes ``source`` as it stands. ``chat`` is whether it has a chat
+    template, where that is known without its file. ``mmproj`` is a vision projector for llama-server, whose
+    ``mmproj_bytes`` are charged.
+    """
 
     name: str = CUSTOM_MODEL
     path: str | None = None
     source: SourceConfig | None = None
     profile: ProfileConfig | None = None
     licence: str | None = None
+    quant: str | None = None
+    quants: list[QuantConfig] = field(default_factory=list)
+    chat: bool | None = None
+    mmproj: str | None = None
+    mmproj_bytes: Bytes = 0
 
     @property
     def label(self) -> str:
@@ -126,11 +157,17 @@ class ModelConfig:
 
 @dataclass(frozen=True, config=_STRICT)
 class HardwareConfig:
-    """The memory a job may use; None is what the machine has. ``reserve`` is left to the operating system."""
+    """The memory a job may use; None is what the machine has. ``reserve`` is left to the operating system.
+
+    ``vram`` is of all ``cards`` together. ``unified`` memory is one pool that processor and GPU share, given
+    as ``ram``.
+    """
 
     name: str = "auto"
     ram: Bytes | None = None
     vram: Bytes | None = None
+    cards: Annotated[int, Field(ge=1, le=16)] = 1
+    unified: bool | None = None
     reserve: Bytes | None = None
 
 
@@ -192,9 +229,9 @@ class VoteConfig:
 
 @dataclass(frozen=True, config=_STRICT)
 class WorkersConfig:
-    """Who executes the swarm."""
+    """Who executes the swarm: sequences of one context, or a process each (which is planned, not run yet)."""
 
-    kind: Literal["shared"] = "shared"
+    kind: Literal["shared", "isolated"] = "shared"
 
 
 @dataclass(frozen=True, config=_STRICT)
@@ -220,11 +257,42 @@ class SamplingConfig:
 
 @dataclass(frozen=True, config=_STRICT)
 class WindowConfig:
-    """How far a worker's positions reach: ``need`` is what the longest prompt needs, ``fixed`` is ``tokens``."""
+    """How far a worker's positions reach.
 
-    policy: Literal["need", "fixed"] = "need"
+    ``need`` is what the longest one-shot prompt needs, ``fixed`` is ``tokens``, ``ladder`` climbs rungs of a
+    factor 1.5 from ``floor`` to the native context; conversations climb unless the window is fixed. No window
+    passes ``max``. ``target`` is the window that ``model.quant=auto`` wants to reach.
+
+    A conversation grows at the end of a turn when ``grow_at`` of its window is used, as long as it decodes at
+    ``speed_floor`` tok/s or more. Where weights spill, the first window may be larger than the floor while its
+    cache takes at most ``early_cost`` of the VRAM. When growth is refused a conversation stops, or its earlier
+    turns are compressed to a summary (``on_refusal``).
+    """
+
+    policy: Literal["need", "fixed", "ladder"] = "need"
     tokens: Count | None = None
     max: Count | None = None
+    floor: Annotated[int, Field(ge=256)] = 64 * 1024
+    target: Count = 144 * 1024
+    grow_at: Annotated[float, Field(gt=0, le=1)] = 0.85
+    speed_floor: Annotated[float, Field(ge=0)] = 6.0
+    early_cost: Share = 0.15
+    on_refusal: Literal["stop", "compress"] = "stop"
+
+
+@dataclass(frozen=True, config=_STRICT)
+class SpillConfig:
+    """What may leave a card for host memory: the KV cache, and as few weights as cover what is missing."""
+
+    kv: bool = False
+    weights: Literal["none", "auto"] = "none"
+
+
+@dataclass(frozen=True, config=_STRICT)
+class PlanConfig:
+    """What planning may do by itself: ``apply`` takes the remedies of a job that does not fit."""
+
+    apply: bool = False
 
 
 @dataclass(frozen=True, config=_STRICT)
@@ -236,7 +304,11 @@ class TraceConfig:
 
 @dataclass(frozen=True, config=_STRICT)
 class JobConfig:
-    """One job, as composed."""
+    """One job, as composed.
+
+    ``weights=resident`` refuses a model that would be paged from its file. ``speculative`` is for llama-server:
+    whether its command drafts with the model's own heads for multi-token prediction.
+    """
 
     name: str = "default"
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
@@ -245,6 +317,8 @@ class JobConfig:
     flash_attn: Literal["auto", "on", "off"] = "auto"
     n_threads: Annotated[int, Field(ge=1, le=512)] | None = None
     n_ubatch: Annotated[int, Field(ge=32, le=8192)] = 512
+    weights: Literal["auto", "resident"] = "auto"
+    speculative: Literal["auto", "mtp", "off"] = "auto"
     model: ModelConfig = field(default_factory=ModelConfig)
     hardware: HardwareConfig = field(default_factory=HardwareConfig)
     kv_mode: KvModeConfig = field(default_factory=KvModeConfig)
@@ -255,6 +329,8 @@ class JobConfig:
     workers: WorkersConfig = field(default_factory=WorkersConfig)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     window: WindowConfig = field(default_factory=WindowConfig)
+    spill: SpillConfig = field(default_factory=SpillConfig)
+    plan: PlanConfig = field(default_factory=PlanConfig)
     trace: TraceConfig = field(default_factory=TraceConfig)
 
 
