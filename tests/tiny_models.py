@@ -3,39 +3,37 @@
 They test structure, memory and state, never quality. The tokenizer is byte-level BPE with one merge, so that any
 text can be used as a prompt and a vocabulary of 260 keeps the files at a few hundred kilobytes. ``sparse=True``
 writes the header of a model of any size and leaves the tensors a hole in the file: enough for a dry run.
+``untied=1`` adds an output head.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
-from gguf import GGUFWriter, TokenType
-from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
-
-Shape = tuple[int, ...]
-Fields = dict[str, int | float | list[int]]
-Tensors = dict[str, Shape]
-
-EOS = 257
+from tiny_gguf import Fields, Tensors, write
 
 
 def write_qwen35moe(path: Path, *, sparse: bool = False, vocabulary: int = 260, **dims: int) -> Path:
-    """Every fourth block full attention, the rest gated delta nets, experts in all."""
+    """Every fourth block full attention, the rest gated delta nets, experts in all, ``n_mtp`` draft heads."""
     d = {"n_layer": 8, "n_embd": 64, "n_head": 2, "n_head_kv": 1, "head_dim": 64, "d_conv": 4, "d_state": 32,
-         "dt_rank": 4, "n_group": 2, "n_expert": 4, "n_expert_used": 2, "n_ff_expert": 32} | dims  # fmt: skip
+         "dt_rank": 4, "n_group": 2, "n_expert": 4, "n_expert_used": 2, "n_ff_expert": 32,
+         "n_mtp": 0} | dims  # fmt: skip
     fields = _qwen35_fields(d) | {
         "expert_count": d["n_expert"],
         "expert_used_count": d["n_expert_used"],
         "expert_feed_forward_length": d["n_ff_expert"],
         "expert_shared_feed_forward_length": d["n_ff_expert"],
+        "block_count": d["n_layer"] + d["n_mtp"],
+        "nextn_predict_layers": d["n_mtp"],
     }
     tensors: Tensors = {}
     for block in range(d["n_layer"]):
         tensors |= _prefixed(block, _qwen35_mixer(d, block) | _experts(d) | _shared_expert(d))
-    return _write(path, "qwen35moe", fields, _outer(d, vocabulary) | tensors, vocabulary, sparse)
+    for block in range(d["n_layer"], d["n_layer"] + d["n_mtp"]):
+        head = _qwen35_mixer(d, 3) | _experts(d) | _shared_expert(d) | _draft_head(d["n_embd"])
+        tensors |= _prefixed(block, head)
+    return write(path, "qwen35moe", fields, _outer(d, vocabulary) | tensors, vocabulary, sparse)
 
 
 def write_qwen35(path: Path, *, sparse: bool = False, vocabulary: int = 260, **dims: int) -> Path:
@@ -46,7 +44,7 @@ def write_qwen35(path: Path, *, sparse: bool = False, vocabulary: int = 260, **d
     tensors: Tensors = {}
     for block in range(d["n_layer"]):
         tensors |= _prefixed(block, _qwen35_mixer(d, block) | _ffn(d))
-    return _write(path, "qwen35", fields, _outer(d, vocabulary) | tensors, vocabulary, sparse)
+    return write(path, "qwen35", fields, _outer(d, vocabulary) | tensors, vocabulary, sparse)
 
 
 def write_lfm2(path: Path, *, sparse: bool = False, vocabulary: int = 260, **dims: int) -> Path:
@@ -71,7 +69,7 @@ def write_lfm2(path: Path, *, sparse: bool = False, vocabulary: int = 260, **dim
         tensors |= _prefixed(
             block, {"attn_norm.weight": (n_embd,), "ffn_norm.weight": (n_embd,)} | mixer | _ffn(d)
         )
-    return _write(path, "lfm2", fields, tensors, vocabulary, sparse)
+    return write(path, "lfm2", fields, tensors, vocabulary, sparse)
 
 
 def write_granitehybrid(path: Path, *, sparse: bool = False, vocabulary: int = 260, **dims: int) -> Path:
@@ -103,7 +101,7 @@ def write_granitehybrid(path: Path, *, sparse: bool = False, vocabulary: int = 2
         tensors |= _prefixed(
             block, {"attn_norm.weight": (n_embd,), "ffn_norm.weight": (n_embd,)} | mixer | _ffn(d)
         )
-    return _write(path, "granitehybrid", fields, tensors, vocabulary, sparse)
+    return write(path, "granitehybrid", fields, tensors, vocabulary, sparse)
 
 
 def write_qwen3moe(path: Path, *, sparse: bool = False, vocabulary: int = 260, **dims: int) -> Path:
@@ -124,7 +122,48 @@ def write_qwen3moe(path: Path, *, sparse: bool = False, vocabulary: int = 260, *
     for block in range(d["n_layer"]):
         inner = _attention(n_embd, d["n_head"] * head, d["n_head_kv"] * head) | _qk_norms(head) | _experts(d)
         tensors |= _prefixed(block, {"attn_norm.weight": (n_embd,), "ffn_norm.weight": (n_embd,)} | inner)
-    return _write(path, "qwen3moe", fields, tensors, vocabulary, sparse)
+    return write(path, "qwen3moe", fields, tensors, vocabulary, sparse)
+
+
+def write_deepseek2(path: Path, *, sparse: bool = False, vocabulary: int = 260, **dims: int) -> Path:
+    """MLA, whose cache is one compressed row a position; one dense block, then experts and a shared one."""
+    d = {"n_layer": 3, "n_embd": 128, "n_head": 2, "n_ff": 256, "kv_rank": 64, "q_rank": 32, "d_rope": 32,
+         "d_nope": 32, "d_v": 32, "n_expert": 4, "n_expert_used": 2, "n_ff_expert": 64} | dims  # fmt: skip
+    n_embd, n_head, row = d["n_embd"], d["n_head"], d["kv_rank"] + d["d_rope"]
+    fields = _common_fields(d) | {
+        "feed_forward_length": d["n_ff"],
+        "leading_dense_block_count": 1,
+        "attention.head_count_kv": 1,
+        "attention.key_length": row,
+        "attention.value_length": d["kv_rank"],
+        "attention.key_length_mla": d["d_nope"] + d["d_rope"],
+        "attention.value_length_mla": d["d_v"],
+        "attention.q_lora_rank": d["q_rank"],
+        "attention.kv_lora_rank": d["kv_rank"],
+        "rope.dimension_count": d["d_rope"],
+        "expert_count": d["n_expert"],
+        "expert_used_count": d["n_expert_used"],
+        "expert_shared_count": 1,
+        "expert_weights_scale": 1.0,
+        "expert_feed_forward_length": d["n_ff_expert"],
+    }
+    latent: Tensors = {
+        "attn_norm.weight": (n_embd,),
+        "attn_q_a.weight": (n_embd, d["q_rank"]),
+        "attn_q_a_norm.weight": (d["q_rank"],),
+        "attn_q_b.weight": (d["q_rank"], n_head * (d["d_nope"] + d["d_rope"])),
+        "attn_kv_a_mqa.weight": (n_embd, row),
+        "attn_kv_a_norm.weight": (d["kv_rank"],),
+        "attn_k_b.weight": (d["d_nope"], d["kv_rank"], n_head),
+        "attn_v_b.weight": (d["kv_rank"], d["d_v"], n_head),
+        "attn_output.weight": (n_head * d["d_v"], n_embd),
+        "ffn_norm.weight": (n_embd,),
+    }
+    tensors = _outer(d, vocabulary)
+    shared = _ffn(d, suffix="_shexp", width="n_ff_expert")
+    for block in range(d["n_layer"]):
+        tensors |= _prefixed(block, latent | (_experts(d) | shared if block else _ffn(d)))
+    return write(path, "deepseek2", fields, tensors, vocabulary, sparse)
 
 
 def write_llama(path: Path, *, sparse: bool = False, vocabulary: int = 260, **dims: int) -> Path:
@@ -140,10 +179,11 @@ def write_llama(path: Path, *, sparse: bool = False, vocabulary: int = 260, **di
     for block in range(d["n_layer"]):
         inner = _attention(n_embd, n_embd, d["n_head_kv"] * head) | _ffn(d)
         tensors |= _prefixed(block, {"attn_norm.weight": (n_embd,), "ffn_norm.weight": (n_embd,)} | inner)
-    return _write(path, "llama", fields, tensors, vocabulary, sparse)
+    return write(path, "llama", fields, tensors, vocabulary, sparse)
 
 
 WRITERS: dict[str, Callable[..., Path]] = {
+    "deepseek2": write_deepseek2,
     "granitehybrid": write_granitehybrid,
     "lfm2": write_lfm2,
     "llama": write_llama,
@@ -243,91 +283,19 @@ def _shared_expert(d: dict[str, int]) -> Tensors:
     return {"ffn_gate_inp_shexp.weight": (d["n_embd"],)} | _ffn(d, suffix="_shexp", width="n_ff_expert")
 
 
+def _draft_head(n_embd: int) -> Tensors:
+    return {
+        "nextn.eh_proj.weight": (2 * n_embd, n_embd),
+        "nextn.enorm.weight": (n_embd,),
+        "nextn.hnorm.weight": (n_embd,),
+    }
+
+
 def _outer(d: dict[str, int], vocabulary: int) -> Tensors:
-    return {"token_embd.weight": (d["n_embd"], vocabulary), "output_norm.weight": (d["n_embd"],)}
+    embedding = (d["n_embd"], vocabulary)
+    head: Tensors = {"output.weight": embedding} if d.get("untied") else {}
+    return {"token_embd.weight": embedding, "output_norm.weight": (d["n_embd"],)} | head
 
 
 def _prefixed(block: int, tensors: Tensors) -> Tensors:
     return {f"blk.{block}.{name}": shape for name, shape in tensors.items()}
-
-
-def _write(path: Path, arch: str, fields: Fields, tensors: Tensors, vocabulary: int, sparse: bool) -> Path:
-    writer = GGUFWriter(path, arch)
-    for name, value in fields.items():
-        key = f"{arch}.{name}"
-        if isinstance(value, list):
-            writer.add_array(key, value)
-        elif isinstance(value, float):
-            writer.add_float32(key, value)
-        else:
-            writer.add_uint32(key, value)
-    _add_tokenizer(writer, vocabulary)
-    random = np.random.default_rng(0)
-    size = 0
-    for name, shape in tensors.items():
-        if sparse:
-            # Matrices in Q8_0, as a large model would have them; the rest must be f32.
-            kind = (
-                GGMLQuantizationType.Q8_0
-                if len(shape) > 1 and shape[0] % 32 == 0
-                else GGMLQuantizationType.F32
-            )
-            block, block_bytes = GGML_QUANT_SIZES[kind]
-            n_bytes = int(np.prod(shape, dtype=np.int64)) // block * block_bytes
-            writer.add_tensor_info(name, shape[::-1], np.dtype(np.float32), n_bytes, kind)
-            size += -(-n_bytes // 32) * 32
-        else:
-            writer.add_tensor(name, _values(random, name, shape))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    if sparse:
-        writer.write_ti_data_to_file()
-    else:
-        writer.write_tensors_to_file()
-    writer.close()
-    if sparse:
-        header = path.stat().st_size
-        os.truncate(path, -(-header // 32) * 32 + size)
-    return path
-
-
-def _values(random: np.random.Generator, name: str, shape: Shape) -> np.ndarray:
-    """Random values that keep activations near 1, shaped as numpy wants them: the last axis runs fastest."""
-    if name.endswith("norm.weight"):
-        return np.ones(shape[::-1], np.float32)
-    if name.endswith("ssm_a"):
-        return -random.uniform(0.2, 1.0, shape[::-1]).astype(np.float32)
-    scale = 1.0 if name == "token_embd.weight" else shape[0] ** -0.5
-    return (scale * random.standard_normal(shape[::-1])).astype(np.float32)
-
-
-def _add_tokenizer(writer: GGUFWriter, vocabulary: int) -> None:
-    """Byte-level BPE: 256 bytes, three control tokens, one merge, and unused tokens up to ``vocabulary``."""
-    letters = list(_byte_letters())
-    tokens = [*letters, "<|im_start|>", "<|endoftext|>", "<|im_end|>", "Ġt"]
-    tokens += [f"<unused{n}>" for n in range(vocabulary - len(tokens))]
-    kinds = [TokenType.NORMAL] * len(tokens)
-    for index in (256, EOS, 258):
-        kinds[index] = TokenType.CONTROL
-    for index in range(260, len(tokens)):
-        kinds[index] = TokenType.UNUSED
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("smollm")
-    writer.add_token_list(tokens)
-    writer.add_token_types(kinds)
-    writer.add_token_merges(["Ġ t"])
-    writer.add_eos_token_id(EOS)
-    writer.add_bos_token_id(EOS)
-    writer.add_add_bos_token(False)
-
-
-def _byte_letters() -> Iterator[str]:
-    """The printable letter of each byte in GPT-2's byte-level BPE."""
-    printable = {*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    shifted = 256
-    for byte in range(256):
-        if byte in printable:
-            yield chr(byte)
-        else:
-            yield chr(shifted)
-            shifted += 1

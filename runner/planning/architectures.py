@@ -7,6 +7,10 @@ llama.cpp. What is not listed here is not known: the planner then says so instea
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
+
+LayerKind = Literal["full", "sliding", "recurrent"]
+"""What a block may keep: cells of all positions, cells of a window, or a recurrent state."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +57,7 @@ SLIDING: dict[str, Sliding] = {
 # fmt: off
 DENSE: frozenset[str] = frozenset(
     {
-        "llama", "deci", "falcon", "grok", "gpt2", "gptj", "gptneox", "mpt", "baichuan", "starcoder",
+        "llama", "deci", "falcon", "grok", "gpt2", "gptneox", "mpt", "baichuan", "starcoder",
         "refact", "bloom", "stablelm", "qwen", "qwen2", "qwen2moe", "qwen2vl", "qwen3", "qwen3moe",
         "qwen3vl", "qwen3vlmoe", "phi2", "phi3", "phimoe", "plamo", "codeshell", "orion", "internlm2",
         "minicpm", "minicpm3", "gemma", "starcoder2", "xverse", "command-r", "dbrx", "olmo", "olmoe",
@@ -85,6 +89,17 @@ PARALLEL: frozenset[str] = frozenset({"falcon-h1"})
 RECURRENT: frozenset[str] = frozenset({"mamba", "mamba2", "rwkv6", "rwkv6qwen2", "rwkv7", "arwkv7"})
 """No attention at all."""
 
+# fmt: off
+SHARED_EXPERT: frozenset[str] = frozenset(
+    {
+        "afmoe", "bailingmoe", "bailingmoe2", "cohere2moe", "deepseek", "deepseek2", "dots1", "ernie4_5-moe",
+        "exaone-moe", "glm4moe", "hunyuan-moe", "hy_v3", "laguna", "llama4", "mistral4", "qwen2moe",
+        "qwen35moe", "qwen3next"
+    }
+)
+# fmt: on
+"""Mixtures with an expert that every token passes, as a rule as wide as the routed ones."""
+
 SHORT_CONVOLUTION: frozenset[str] = frozenset({"lfm2", "lfm2moe"})
 
 RWKV: frozenset[str] = frozenset({"rwkv6", "rwkv6qwen2", "rwkv7", "arwkv7"})
@@ -100,6 +115,11 @@ KNOWN: frozenset[str] = (
 def is_known(arch: str) -> bool:
     """Whether the planner models the memory of ``arch``; where it does not, only the dry run is exact."""
     return arch in KNOWN
+
+
+def is_declarable(arch: str) -> bool:
+    """Whether the keys of ``conf/model`` can say all that ``arch`` keeps; its header may say more."""
+    return is_known(arch) and arch not in NEMOTRON | RWKV | {"gemma3n", "gemma4"}
 
 
 def sliding_rule(arch: str, n_layer: int) -> Sliding | None:

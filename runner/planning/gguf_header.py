@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from kvcache import budget
 from runner.config import RecurrentConfig
 from runner.errors import ModelError
-from runner.planning import architectures, gguf_file
+from runner.planning import architectures, gguf_file, weights_map
 from runner.planning.gguf_file import GgufFile
 from runner.planning.profile import Layer, ModelProfile
 
@@ -20,7 +21,13 @@ def from_gguf(path: Path) -> ModelProfile:
         ModelError: not a GGUF, truncated, or a header without what every model must have.
     """
     header = _Header(gguf_file.read(Path(path)))
-    layers = _layers(header)
+    kept = _layers(header)
+    layers = [layer for of_block in kept for layer in of_block]
+    weights = weights_map.from_tensors(
+        header.tensors,
+        [[layer.kind for layer in of_block] for of_block in kept],
+        lfm2=header.arch in architectures.SHORT_CONVOLUTION,
+    )
     return ModelProfile(
         arch=header.arch,
         layers=tuple(layers),
@@ -30,13 +37,20 @@ def from_gguf(path: Path) -> ModelProfile:
         n_ff=max(header.per_block("feed_forward_length", 0), default=0),
         n_vocab=header.n_vocab,
         n_ctx_train=header.number("context_length"),
-        weights_bytes=header.weights_bytes,
+        weights_bytes=sum(header.tensors.values()),
         sliding_window=_window(header) if any(layer.kind == "sliding" for layer in layers) else 0,
         n_expert=header.number("expert_count", 0),
         n_expert_used=max(header.per_block("expert_used_count", 0), default=0),
         n_ff_expert=max(header.per_block("expert_feed_forward_length", 0), default=0),
         recurrent=_recurrent_dims(header) if any(layer.kind == "recurrent" for layer in layers) else None,
-        known=architectures.is_known(header.arch),
+        known=_is_known(header),
+        blocks=weights.blocks,
+        block_of_layer=tuple(index for index, of_block in enumerate(kept) for _ in of_block),
+        input_bytes=weights.input_bytes,
+        output_bytes=weights.output_bytes,
+        tied=weights.tied,
+        n_mtp_layer=header.n_mtp_layer,
+        mtp_bytes=weights.mtp_bytes,
     )
 
 
@@ -57,6 +71,7 @@ class _Header:
         blocks = self.number("block_count")
         # Draft heads for multi-token prediction are appended blocks; the main context keeps nothing for them.
         self.n_layer = max(blocks - self.number("nextn_predict_layers", 0), 0) or blocks
+        self.n_mtp_layer = blocks - self.n_layer
 
     def get(self, name: str) -> Any:
         return self.fields.get(f"{self.arch}.{name}")
@@ -90,17 +105,26 @@ class _Header:
         # llama.cpp sizes the logits by the tokenizer, not by <arch>.vocab_size.
         return self.file.lengths.get("tokenizer.ggml.tokens", 0) or self.number("vocab_size", 0)
 
-    @property
-    def weights_bytes(self) -> int:
-        total = sum(self.file.tensors.values())
+    @cached_property
+    def tensors(self) -> dict[str, int]:
+        """Bytes by tensor, of all parts of a split model."""
+        tensors = dict(self.file.tensors)
         parts = int(self.fields.get("split.count", 1))
         for part in range(2, parts + 1):
             name = self.file.path.name.replace("-00001-of-", f"-{part:05d}-of-")
-            total += sum(gguf_file.read(self.file.path.with_name(name)).tensors.values())
-        return total
+            tensors |= gguf_file.read(self.file.path.with_name(name)).tensors
+        return tensors
 
 
-def _layers(header: _Header) -> list[Layer]:
+def _is_known(header: _Header) -> bool:
+    # A draft block of this family may keep cells in the main context as well: its layer filter does not end
+    # with the trunk (``create_memory``).
+    drafts = header.arch in architectures.NEMOTRON and header.n_mtp_layer > 0
+    return architectures.is_known(header.arch) and not drafts
+
+
+def _layers(header: _Header) -> list[list[Layer]]:
+    """What each block keeps."""
     arch = header.arch
     heads = header.per_block("attention.head_count", 0)
     kv_heads = (
@@ -108,12 +132,14 @@ def _layers(header: _Header) -> list[Layer]:
     )
     kinds = _kinds(header, kv_heads)
     dims = {kind: _head_dims(header, heads, kind) for kind in ("full", "sliding")}
-    layers: list[Layer] = []
+    layers: list[list[Layer]] = []
     for index, kind in enumerate(kinds):
+        kept: list[Layer] = []
         if kind == "recurrent" or arch in architectures.PARALLEL:
-            layers.append(Layer("recurrent", state_bytes=_state_bytes(header)))
+            kept.append(Layer("recurrent", state_bytes=_state_bytes(header)))
         if kind in ("full", "sliding") and kv_heads[index] and index < _kv_blocks(header):
-            layers.append(Layer("full" if kind == "full" else "sliding", kv_heads[index], *dims[kind]))
+            kept.append(Layer("full" if kind == "full" else "sliding", kv_heads[index], *dims[kind]))
+        layers.append(kept)
     return layers
 
 
@@ -174,9 +200,9 @@ def _head_dims(header: _Header, heads: list[int], kind: str) -> tuple[int, int]:
     v = header.number("attention.value_length", default)
     if kind == "sliding":
         k, v = header.number("attention.key_length_swa", k), header.number("attention.value_length_swa", v)
-    if header.arch in architectures.MLA and header.number("attention.key_length_mla", 0):
-        v = 0
-    return k, v
+    # ``llama_hparams::is_mla``: both lengths; ``llama_kv_cache`` then allocates no V.
+    mla = header.number("attention.key_length_mla", 0) and header.number("attention.value_length_mla", 0)
+    return k, 0 if header.arch in architectures.MLA and mla else v
 
 
 def _kv_blocks(header: _Header) -> int:

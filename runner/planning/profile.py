@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
 
 from kvcache import budget
 from runner.config import ProfileConfig, RecurrentConfig
-from runner.errors import ConfigError
-from runner.planning import architectures
+from runner.planning import architectures, declared, weights_estimate
+from runner.planning.architectures import LayerKind
+from runner.planning.weights_map import Block
 
-LayerKind = Literal["full", "sliding", "recurrent"]
+__all__ = ["Block", "Layer", "LayerKind", "ModelProfile", "from_config"]
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,17 @@ class ModelProfile:
         recurrent: dimensions of the recurrent layers, None where there is none.
         approximate: ``weights_bytes`` was not read from the file.
         known: False where the architecture is not modelled; then only the engine's dry run is exact.
+        blocks: what each of the ``n_layer`` blocks weighs; empty where nothing is known of the tensors.
+        block_of_layer: for each of ``layers`` the number of its block.
+        input_bytes: token embeddings and what else llama.cpp's input layer keeps on the host.
+        output_bytes: output head and final norm; with tied embeddings the copy of the embedding that
+            llama.cpp makes where the output is on a card, which is no part of ``weights_bytes``.
+        tied: the embedding is the output head, too.
+        n_mtp_layer: appended draft blocks (``nextn_predict_layers``). llama.cpp counts them in
+            ``n_gpu_layers`` and loads them only with ``load_mtp``.
+        mtp_bytes: their tensors; 0 where the file leaves them out.
+
+    ``weights_bytes`` is ``input_bytes``, the blocks, ``mtp_bytes`` and, unless tied, ``output_bytes``.
     """
 
     arch: str
@@ -68,6 +79,13 @@ class ModelProfile:
     recurrent: RecurrentConfig | None = None
     approximate: bool = False
     known: bool = True
+    blocks: tuple[Block, ...] = ()
+    block_of_layer: tuple[int, ...] = ()
+    input_bytes: int = 0
+    output_bytes: int = 0
+    tied: bool = False
+    n_mtp_layer: int = 0
+    mtp_bytes: int = 0
 
     @cached_property
     def groups(self) -> tuple[tuple[Layer, int], ...]:
@@ -96,44 +114,48 @@ class ModelProfile:
         """
         total = 0
         for layer, count in self.groups:
-            if layer.kind == "recurrent":
-                continue
-            v_elements = layer.n_head_kv * layer.head_dim_v
-            if v_elements and not flash_attn:
-                v_elements = self.widest_v
-            row = budget.row_bytes(kv_type_k, layer.n_head_kv * layer.head_dim_k)
-            row += budget.row_bytes(kv_type_v, v_elements)
+            row = self.row_bytes(layer, kv_type_k, kv_type_v, flash_attn=flash_attn)
             total += count * row * (cells if layer.kind == "full" else sliding_cells)
+        return total
+
+    def row_bytes(self, layer: Layer, kv_type_k: str, kv_type_v: str, *, flash_attn: bool = True) -> int:
+        """Bytes of one cell in ``layer``, K and V; 0 for a recurrent one.
+
+        Raises:
+            ValueError: as :meth:`kv_bytes`.
+        """
+        if layer.kind == "recurrent":
+            return 0
+        v_elements = layer.n_head_kv * layer.head_dim_v
+        if v_elements and not flash_attn:
+            v_elements = self.widest_v
+        row = budget.row_bytes(kv_type_k, layer.n_head_kv * layer.head_dim_k)
+        return row + budget.row_bytes(kv_type_v, v_elements)
+
+    def fp8_bytes(self, cells: int, sliding_cells: int) -> int:
+        """Bytes of the cells under the FP8 codec: a byte an element, a float scale a row."""
+        total = 0
+        for layer, count in self.groups:
+            if layer.kind != "recurrent":
+                cell = budget.fp8_cell_bytes(layer.n_head_kv, layer.head_dim_k, layer.head_dim_v)
+                total += count * cell * (cells if layer.kind == "full" else sliding_cells)
         return total
 
 
 def from_config(config: ProfileConfig) -> ModelProfile:
     """The profile that ``conf/model`` declares for a model whose file is not here.
 
+    What its blocks weigh is an estimate (:mod:`runner.planning.weights_estimate`).
+
     Raises:
-        ConfigError: recurrent layers without their dimensions, or a window without its pattern.
+        ConfigError: keys that contradict each other, or what llama.cpp does with ``arch``.
     """
-    if (config.full_attention_interval is None) != (config.recurrent is None):
-        raise ConfigError(
-            "model.profile: full_attention_interval and recurrent (d_conv, d_inner, d_state, n_group) go "
-            "together; give both or neither"
-        )
-    if (config.sliding_window is None) != (config.sliding_pattern is None):
-        raise ConfigError(
-            "model.profile: sliding_window and sliding_pattern go together; give both or neither"
-        )
-    attention = Layer("full", config.n_head_kv, config.head_dim_k, config.head_dim_v)
-    layers: list[Layer] = []
-    for index in range(config.n_layer):
-        if config.full_attention_interval is not None and (index + 1) % config.full_attention_interval:
-            layers.append(Layer("recurrent", state_bytes=_ssm_bytes(config.recurrent)))
-        elif config.sliding_pattern is not None and (index + 1) % config.sliding_pattern:
-            layers.append(Layer("sliding", config.n_head_kv, config.head_dim_k, config.head_dim_v))
-        else:
-            layers.append(attention)
+    layout = declared.layout(config)
+    layers = [[_layer(config, kind, n_head_kv) for kind in kinds] for n_head_kv, kinds in layout]
+    weights = weights_estimate.distribute(config, layout)
     return ModelProfile(
         arch=config.arch,
-        layers=tuple(layers),
+        layers=tuple(layer for kept in layers for layer in kept),
         n_layer=config.n_layer,
         n_embd=config.n_embd,
         n_head=config.n_head,
@@ -147,10 +169,21 @@ def from_config(config: ProfileConfig) -> ModelProfile:
         n_ff_expert=config.n_ff_expert,
         recurrent=config.recurrent,
         approximate=config.approximate,
-        known=architectures.is_known(config.arch),
+        known=architectures.is_declarable(config.arch),
+        blocks=weights.blocks,
+        block_of_layer=tuple(index for index, kept in enumerate(layers) for _ in kept),
+        input_bytes=weights.input_bytes,
+        output_bytes=weights.output_bytes,
+        tied=weights.tied,
+        n_mtp_layer=config.n_mtp_layer,
+        mtp_bytes=weights.mtp_bytes,
     )
 
 
-def _ssm_bytes(dims: RecurrentConfig | None) -> int:
-    assert dims is not None
-    return budget.ssm_state_bytes(dims.d_conv, dims.d_inner, dims.d_state, dims.n_group)
+def _layer(config: ProfileConfig, kind: LayerKind, n_head_kv: int) -> Layer:
+    if kind == "recurrent":
+        dims = config.recurrent
+        assert dims is not None
+        state = budget.ssm_state_bytes(dims.d_conv, dims.d_inner, dims.d_state, dims.n_group)
+        return Layer(kind, state_bytes=state)
+    return Layer(kind, n_head_kv, config.head_dim_k, config.head_dim_v)
