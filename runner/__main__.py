@@ -98,7 +98,7 @@ class _Command:
             self.console.print(outcome.line(), highlight=False, markup=False, soft_wrap=True)
         if self.outcomes:
             folder = self.outcomes[0].folder.parent if self.sweep else self.outcomes[0].folder / "tables"
-            self.console.print(f"tables: {_near(folder)}", highlight=False, markup=False, soft_wrap=True)
+            self.console.print(f"tables: {cli.near(folder)}", highlight=False, markup=False, soft_wrap=True)
 
     def status(self) -> int:
         """Non-zero where a job failed, or where none of several was done; a refused cell is a result."""
@@ -111,13 +111,6 @@ class _Command:
         """Free the model."""
         if self._session is not None:
             self._session.close()
-
-
-def _near(folder: Path) -> Path:
-    try:
-        return folder.relative_to(Path.cwd())
-    except ValueError:
-        return folder
 
 
 def main() -> int:

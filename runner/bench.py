@@ -28,14 +28,15 @@ from runner.engine.scheduler import Scheduler
 from runner.engine.weights import Weights
 from runner.errors import ConfigError
 from runner.ledger import Ledger
-from runner.planning.flash import remember
+from runner.planner import measured_shapes
+from runner.planning.flash import remember, shape_of
 from runner.planning.gguf_header import from_gguf
 from runner.planning.plan import Plan
 from runner.planning.remedies import accept
 from runner.progress import Progress
 from runner.prompts import load_prompts
 from runner.record import JobRecord
-from runner.resolve import measured_shapes, resolve_job, shape_of
+from runner.resolve import resolve_job, workload_of
 from runner.session import Session
 from runner.tables import TableWriter
 from runner.trace import Tracer
@@ -147,10 +148,11 @@ class _Shape:
             strategy.prepare(prompt, form) for prompt in load_prompts(config.prompts, form.count)
         ]
         self.planned = self.posture(config)
-        self._weights = session.weights(self._path, self.planned.plan.n_gpu_layers)
+        self._weights = session.weights(self._path, self.planned.plan)
 
     def posture(self, config: JobConfig) -> _Posture:
-        return _Posture(config, accept(resolve_job(config, self._path, self._profile, self._prepared)))
+        resolved = resolve_job(config, self._path, self._profile, workload_of(self._prepared))
+        return _Posture(resolved.config, accept(resolved.plan, resolved.steps))
 
     def run(self, posture: _Posture) -> _Seconds:
         """The swarm in a context of its own, with nothing around it."""
@@ -225,7 +227,8 @@ def measure(config: JobConfig, folder: Path, rounds: int, console: Console) -> B
         session.close()
     ratios = Bench(**{name: statistics.median(values) for name, values in measured.items() if values})
     if ratios.fa_total_ratio is not None:
-        shape_measured = shape_of(config, shape.planned.plan.prefix_tokens)
+        plan = shape.planned.plan
+        shape_measured = shape_of(config, plan.prefix_tokens, plan.n_threads)
         remember(measured_shapes(), shape_measured, ratios.fa_total_ratio)
     return ratios
 

@@ -74,8 +74,6 @@ def run_hydra(task: Callable[[DictConfig], None], config_name: str = "config") -
 
     Every error that a person can make ends as one line on stderr.
     """
-    # Hydra would print a traceback's tail of its own; with this it lets the exception through to us.
-    os.environ["HYDRA_FULL_ERROR"] = "1"
     raised: list[Exception] = []
 
     def guarded(config: DictConfig) -> None:
@@ -85,13 +83,26 @@ def run_hydra(task: Callable[[DictConfig], None], config_name: str = "config") -
         except Exception as error:
             raised.append(error)
 
+    def composed() -> None:
+        hydra.main(version_base="1.3", config_path=str(conf_dir().resolve()), config_name=config_name)(
+            guarded
+        )()
+
+    return run(composed) or (_end(raised[0]) if raised else 0)
+
+
+def run(command: Callable[[], None]) -> int:
+    """Run ``command`` on arguments as a person types them; the exit status.
+
+    Every error that a person can make ends as one line on stderr.
+    """
+    # Hydra would print a traceback's tail of its own; with this it lets the exception through to us.
+    os.environ["HYDRA_FULL_ERROR"] = "1"
     try:
         sys.argv[1:] = rewrite(sys.argv[1:])
         ConfigStore.instance().store(name="schema", node=defaults())
         OmegaConf.register_new_resolver("folder_name", folder_name, replace=True)
-        hydra.main(version_base="1.3", config_path=str(conf_dir().resolve()), config_name=config_name)(
-            guarded
-        )()
+        command()
     except (HydraException, OmegaConfBaseException, ValueError, TypeError) as error:
         return complain(explain(error), ConfigError.exit_status)
     except KvswarmError as error:
@@ -104,7 +115,7 @@ def run_hydra(task: Callable[[DictConfig], None], config_name: str = "config") -
         return complain(
             f"{error.filename}: {error.strerror}; choose another output folder with hydra.run.dir", 2
         )
-    return _end(raised[0]) if raised else 0
+    return 0
 
 
 def _end(error: Exception) -> int:
@@ -128,6 +139,14 @@ def to_job(config: DictConfig, without: Sequence[str] = ()) -> JobConfig:
     return job
 
 
+def near(folder: Path) -> Path:
+    """``folder`` as seen from here, where it lies below."""
+    try:
+        return folder.relative_to(Path.cwd())
+    except ValueError:
+        return folder
+
+
 def complain(message: str, status: int) -> int:
     """Print one line on stderr and give the exit status back."""
     sys.stderr.write(f"error: {' '.join(message.split())}\n")
@@ -137,9 +156,9 @@ def complain(message: str, status: int) -> int:
 def explain(error: Exception) -> str:
     """Hydra's or OmegaConf's many lines as one that says what exists."""
     text = str(error)
-    if match := re.search(r"Could not find '([^']+)/([^'/]+)'", text):
+    if match := re.search(r"Could not find '([^']+)/([^'/]*)'", text):
         options = re.findall(r"^\s+(\S+)$", text.partition("Available options")[2], re.MULTILINE)
-        return f"{match[1]}={match[2]}: there is no such option{_what_exists(match[2], options)}"
+        return no_such_option(match[1], match[2], options)
     if match := re.search(r"Could not override '([^']+)'\.\s*No match in the defaults list", text):
         return f"{match[1]}: there is no such group{_what_exists(*_first_unknown(match[1]))}"
     if match := re.search(r"Could not override '?\+*([\w.]+)", text):
@@ -150,6 +169,11 @@ def explain(error: Exception) -> str:
         return f"these overrides do not compose ({text}); mend them, `--cfg job` shows every key"
     lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("See https")]
     return "; ".join(lines[:2]) or type(error).__name__
+
+
+def no_such_option(group: str, name: str, options: Sequence[str]) -> str:
+    """One line about an option that does not exist."""
+    return f"{group}={name}: there is no such option{_what_exists(name, options)}"
 
 
 def _first_unknown(key: str) -> tuple[str, list[str]]:

@@ -27,6 +27,7 @@ def settings_id(
         n_threads=n_threads,
         n_ubatch=config.n_ubatch,
         in_flight=config.in_flight,
+        spill=[config.spill.kv, config.spill.weights],
         workers=[config.workers.kind, config.swarm_size.workers],
         strategy=asdict(config.context_strategy),
         sampling=asdict(config.sampling),

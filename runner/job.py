@@ -23,7 +23,7 @@ from runner.progress import Progress
 from runner.prompts import least_tokens, load_prompts
 from runner.record import JobRecord
 from runner.report.terminal import View
-from runner.resolve import refuse_before_fetch, resolve_job
+from runner.resolve import choose_quant, refuse_before_fetch, resolve_job, workload_of
 from runner.session import Session
 from runner.tables import TableWriter
 from runner.trace import Tracer
@@ -62,7 +62,7 @@ def run_job(
         TableWriter(folder) as tables,
         JobRecord(tables, config, _provisional_id(config), overrides) as record,
     ):
-        ledger = Ledger(tables, record, config)
+        config = choose_quant(config)
         path = _weights_file(config)
         profile = from_gguf(path)
         vocabulary = session.vocabulary(path)
@@ -70,18 +70,20 @@ def run_job(
         form = PromptFormat(vocabulary)
         strategy = strategy_for(config.context_strategy.name)
         prepared = [strategy.prepare(prompt, form) for prompt in load_prompts(config.prompts, form.count)]
-        plan = resolve_job(config, path, profile, prepared)
+        resolved = resolve_job(config, path, profile, workload_of(prepared))
+        config, plan = resolved.config, resolved.plan
 
         groups = _group_ids(config, path, plan, prepared)
-        record.identify(identity.job_id(groups), models.digest(path), plan.n_threads)
+        record.identify(identity.job_id(groups), config, models.digest(path), plan.n_threads)
+        ledger = Ledger(tables, record, config)
         ledger.prompts(prepared, groups)
-        ledger.plan(plan)
-        view.planned(accept(plan))
+        ledger.plan(plan, resolved.steps)
+        view.planned(accept(plan, resolved.steps), resolved.steps)
 
         progress = Progress(phase="load")
         tracer = Tracer(tables, record.job_id, progress, plan, hz=config.trace.hz)
         with record.measuring(progress, tracer), ExitStack() as stack:
-            weights = session.weights(path, plan.n_gpu_layers)
+            weights = session.weights(path, plan)
             context = stack.enter_context(session.context(weights, plan))
             progress.load_s = tracer.seconds
             stopping = stack.enter_context(stop_on_interrupt())

@@ -9,6 +9,7 @@ from runner.config import JobConfig
 from runner.context import PreparedPrompt
 from runner.engine.sequence import Generation
 from runner.planning.plan import Plan
+from runner.planning.remedies import Step
 from runner.prompts import Prompt
 from runner.record import JobRecord
 from runner.tables import TableWriter
@@ -30,9 +31,11 @@ class Ledger:
     def __init__(self, tables: TableWriter, record: JobRecord, config: JobConfig) -> None:
         self._tables, self._record, self._config = tables, record, config
 
-    def plan(self, plan: Plan) -> None:
-        """One row of ``plans``."""
+    def plan(self, plan: Plan, steps: Sequence[Step] = ()) -> None:
+        """One row of ``plans``, and one of ``plan_steps`` for each remedy."""
         self._tables.append("plans", job_id=self._record.job_id, **plan.row())
+        for step in steps:
+            self._tables.append("plan_steps", job_id=self._record.job_id, **step.row())
 
     def prompts(self, prepared: Sequence[PreparedPrompt], group_ids: Sequence[str]) -> None:
         """A row of ``prompts`` each."""

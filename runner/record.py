@@ -18,6 +18,7 @@ from runner import __version__
 from runner.config import JobConfig
 from runner.engine import bindings
 from runner.errors import Interrupted, KvswarmError, PlanRefusedError
+from runner.planning.cpu import cpu_name
 from runner.progress import Progress
 from runner.tables import TableWriter
 from runner.trace import Tracer
@@ -61,7 +62,7 @@ class JobRecord:
         self._tables, self._began = tables, time.monotonic()
         self._fixed = {
             "name": config.name,
-            "config": json.dumps(asdict(config), sort_keys=True),
+            "config": _json(config),
             "overrides": " ".join(overrides),
             "model": config.model.label,
             "engine_version": bindings.version(),
@@ -71,10 +72,13 @@ class JobRecord:
             "started_at": datetime.now(UTC).isoformat(timespec="seconds"),
         }
 
-    def identify(self, job_id: str, model_digest: str, n_threads: int) -> None:
-        """The model is here and the plan is made, so the job's identity is known: its row can stand."""
+    def identify(self, job_id: str, config: JobConfig, model_digest: str, n_threads: int) -> None:
+        """The model is here and the plan is made, so the job's identity is known: its row can stand.
+
+        ``config`` is what will run: with the quant that was chosen and the remedies that were taken.
+        """
         self.job_id = job_id
-        self._facts |= {"model_digest": model_digest, "n_threads": n_threads}
+        self._facts |= {"config": _json(config), "model_digest": model_digest, "n_threads": n_threads}
         self._write()
 
     @contextmanager
@@ -123,9 +127,12 @@ class JobRecord:
             seconds=self.seconds,
             accuracy=self.score.accuracy,
             mean_worker_accuracy=self.score.mean_worker_accuracy,
-            **self._fixed,
-            **self._facts,
+            **(self._fixed | self._facts),
         )
+
+
+def _json(config: JobConfig) -> str:
+    return json.dumps(asdict(config), sort_keys=True)
 
 
 def record_unusable(folder: Path, config: str, overrides: Sequence[str], reason: str) -> None:
@@ -153,14 +160,3 @@ def _outcome(error: BaseException | None) -> tuple[str, str]:
     if isinstance(error, KvswarmError):
         return "failed", str(error)
     return "failed", f"{type(error).__name__}: {error}"
-
-
-def cpu_name() -> str:
-    """The processor's model name, as well as this system tells."""
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()

@@ -2,23 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from runner import models
-from runner.config import JobConfig
+import psutil
+
+from runner.config import JobConfig, SpillConfig
 from runner.context import PreparedPrompt
-from runner.engine import bindings
 from runner.engine.dryrun import dry_run
-from runner.errors import ConfigError
-from runner.planning.flash import Shape, choose
-from runner.planning.hardware import Hardware, physical_cores, probe
-from runner.planning.plan import Demand, Plan, resolve, with_dry_run
+from runner.overrides import with_overrides
+from runner.planner import measured_shapes
+from runner.planning import flash, quants
+from runner.planning.ask import Workload, request_for
+from runner.planning.build import offload_backends
+from runner.planning.hardware import Hardware, probe, with_held
+from runner.planning.plan import Plan
 from runner.planning.profile import ModelProfile, from_config
-from runner.planning.remedies import accept
-from runner.planning.sequences import sequences_needed
+from runner.planning.remedies import Step, accept, applied, ladder, numbered, sufficient
+from runner.planning.request import Request
+from runner.planning.resolve import at_window, resolve, with_dry_run, with_more_compute
 from runner.prompts import least_tokens
-from runner.record import cpu_name
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A plan, the config that it is of (another one where remedies were applied), and the remedies' ladder."""
+
+    config: JobConfig
+    plan: Plan
+    steps: tuple[Step, ...] = ()
+
+
+def workload_of(prepared: Sequence[PreparedPrompt]) -> Workload:
+    """What one-shot prompts ask for."""
+    return Workload(
+        prompt_tokens=max(item.tokens_sent for item in prepared),
+        documents=any(item.document for item in prepared),
+        prompts=len(prepared),
+    )
+
+
+def choose_quant(config: JobConfig) -> JobConfig:
+    """``config`` with its model's file chosen, where ``model.quant`` asks for that.
+
+    Raises:
+        ConfigError: no such quant.
+    """
+    if config.model.quant is None:
+        return config
+    return quants.choose(config, _hardware(config), flash.read(measured_shapes()))
 
 
 def refuse_before_fetch(config: JobConfig) -> None:
@@ -27,94 +60,100 @@ def refuse_before_fetch(config: JobConfig) -> None:
     Raises:
         PlanRefusedError: nothing needs to be downloaded to know that this job does not fit.
     """
-    if config.model.profile is not None:
-        profile = from_config(config.model.profile)
-        accept(_plan(config, profile, least_tokens(config.prompts), documents=False))
+    if config.model.profile is None:
+        return
+    profile, hardware = from_config(config.model.profile), _hardware(config)
+    workload = Workload(least_tokens(config.prompts))
+    resolved = _decide(
+        config, lambda job: resolve(_request(job, profile, hardware, workload)), lambda plan: plan
+    )
+    accept(resolved.plan, resolved.steps)
 
 
-def resolve_job(
-    config: JobConfig, path: Path, profile: ModelProfile, prepared: Sequence[PreparedPrompt]
-) -> Plan:
+def resolve_job(config: JobConfig, path: Path, profile: ModelProfile, workload: Workload) -> Resolved:
     """The plan of a job whose prompts are counted and whose model is at ``path``; it may be a refusal.
 
     Raises:
         PlanRefusedError: the window is too small, or the declared hardware is not this machine's.
         ConfigError: options that the engine cannot combine.
     """
-    longest = max(item.tokens_sent for item in prepared)
-    documents = any(item.document for item in prepared)
-    plan = _plan(config, profile, longest, documents=documents, prompts=len(prepared))
-    return plan if plan.status == "refused" else with_dry_run(plan, dry_run(path, plan))
+    hardware = _hardware(config)
+
+    def formula(job: JobConfig) -> Plan:
+        return resolve(_request(job, profile, hardware, workload))
+
+    return _decide(config, formula, lambda plan: measured(path, plan))
 
 
-def shape_of(config: JobConfig, prompt_tokens: int) -> Shape:
-    """The job as far as the choice of flash attention depends on it."""
-    return Shape(
-        cpu=cpu_name(),
-        n_threads=config.n_threads or physical_cores(),
-        model=config.model.path or config.model.name,
-        kv_type_k=config.kv_mode.k,
-        kv_type_v=config.kv_mode.v,
-        workers=config.swarm_size.workers,
-        prompt_tokens=prompt_tokens,
+def replan(
+    config: JobConfig, path: Path, profile: ModelProfile, workload: Workload, window_tokens: int, held: Plan
+) -> Plan:
+    """The plan of the same job at another window, against the memory that is free now.
+
+    Args:
+        config: the job as it runs.
+        path: the model's file.
+        profile: its profile.
+        workload: as the job was planned with.
+        window_tokens: the window to plan for.
+        held: the plan of the context that would be given back first.
+    """
+    anonymous = _anonymous_bytes()
+    ours = held.kv_bytes + held.recurrent_bytes + held.compute_bytes + held.overhead_bytes
+    hardware = with_held(
+        _hardware(config),
+        ram_bytes=min(ours, anonymous),
+        vram_bytes=held.vram_bytes if held.n_gpu_layers else 0,
     )
+    spill = SpillConfig(kv=not held.offload_kqv, weights="auto" if held.vram_bytes else "none")
+    return measured(path, at_window(_request(config, profile, hardware, workload), window_tokens, spill))
 
 
-def measured_shapes() -> Path:
-    """Where ``runner.bench`` leaves what it measured of flash attention."""
-    return models.cache_dir() / "flash_attn.json"
+def _decide(
+    config: JobConfig, formula: Callable[[JobConfig], Plan], measure: Callable[[Plan], Plan]
+) -> Resolved:
+    """The plan of ``config``, with the remedies that it needs and, where the config says so, takes."""
+    by_formula = formula(config)
+    plan = measure(by_formula)
+    taken: tuple[Step, ...] = ()
+    while plan.status == "refused":
+        # What the engine asked for beyond the formula it will ask for beside any remedy.
+        beyond = max(plan.compute_bytes - by_formula.compute_bytes, 0)
+
+        def again(job: JobConfig, beyond: int = beyond) -> Plan:
+            return with_more_compute(formula(job), beyond)
+
+        steps = ladder(config, plan, again)
+        overrides = sufficient(steps)
+        if not (config.plan.apply and overrides):
+            return Resolved(config, plan, numbered(taken, steps))
+        config, taken = with_overrides(config, overrides), numbered(taken, applied(steps))
+        by_formula = formula(config)
+        plan = measure(by_formula)
+    return Resolved(config, plan, taken)
+
+
+def measured(path: Path, plan: Plan) -> Plan:
+    """``plan`` with the engine's own figures for the model at ``path``, where they could change what is decided.
+
+    Raises:
+        EngineError: the engine refused the parameters.
+    """
+    hopeless = plan.status == "refused" and plan.missing_bytes > plan.compute_bytes
+    return plan if hopeless else with_dry_run(plan, dry_run(path, plan))
 
 
 def _hardware(config: JobConfig) -> Hardware:
-    hardware = probe(config.hardware, can_offload=bindings.can_offload())
+    hardware = probe(config.hardware, can_offload=bool(offload_backends()))
     hardware.check()
     return hardware
 
 
-def _plan(
-    config: JobConfig,
-    profile: ModelProfile,
-    prompt_tokens: int,
-    *,
-    documents: bool,
-    prompts: int | None = None,
-) -> Plan:
-    hardware = _hardware(config)
-    workers, in_flight = config.swarm_size.workers, min(config.in_flight, prompts or config.in_flight)
-    sliding = profile.sliding_window > 0 and not config.kv_mode.swa_full
-    n_seq_max = sequences_needed(workers, in_flight, documents=documents, sliding=sliding)
-    _check_sequences(config, n_seq_max)
-    return resolve(
-        profile,
-        hardware,
-        model_name=config.model.label,
-        kv_mode=config.kv_mode,
-        window=config.window,
-        demand=Demand(
-            prefix_tokens=prompt_tokens,
-            suffix_tokens=config.sampling.max_tokens,
-            workers=workers,
-            in_flight=in_flight,
-            n_seq_max=n_seq_max,
-            documents=documents,
-        ),
-        flash_attn=choose(
-            config.flash_attn, config.kv_mode, shape_of(config, prompt_tokens), measured_shapes()
-        ),
-        n_ubatch=config.n_ubatch,
-        n_threads=config.n_threads or hardware.threads,
-    )
+def _request(config: JobConfig, profile: ModelProfile, hardware: Hardware, workload: Workload) -> Request:
+    return request_for(config, profile, hardware, workload, flash.read(measured_shapes()))
 
 
-def _check_sequences(config: JobConfig, n_seq_max: int) -> None:
-    """A decode batch holds a token of every sequence, and llama.cpp numbers no more than 256 of them."""
-    asked = f"swarm_size={config.swarm_size.workers} with in_flight={config.in_flight}"
-    if n_seq_max > bindings.max_sequences():
-        raise ConfigError(
-            f"{asked} needs {n_seq_max} sequences, the engine has {bindings.max_sequences()}; lower either"
-        )
-    if n_seq_max > config.n_ubatch:
-        raise ConfigError(
-            f"{asked} decodes {n_seq_max} tokens a step, n_ubatch={config.n_ubatch} holds fewer; "
-            f"set n_ubatch={n_seq_max}"
-        )
+def _anonymous_bytes() -> int:
+    """Memory of this process that no file backs, as far as the system tells."""
+    memory = psutil.Process().memory_info()
+    return int(memory.rss - getattr(memory, "shared", 0))

@@ -11,13 +11,15 @@ from runner.engine.weights import Weights
 from runner.planning.plan import Plan
 
 _Key = tuple[Path, int, int]
+_Loaded = tuple[_Key, int, tuple[str, ...]]
+"""A file, and where its tensors were put."""
 
 
 class Session:
     """Keeps the last model, and the last vocabulary, for the jobs that follow."""
 
     def __init__(self) -> None:
-        self._weights: tuple[_Key, int, Weights] | None = None
+        self._weights: tuple[_Loaded, Weights] | None = None
         self._vocabulary: tuple[_Key, Weights] | None = None
 
     def vocabulary(self, path: Path) -> Weights:
@@ -27,27 +29,29 @@ class Session:
             ModelError: llama.cpp cannot read the file.
         """
         key = _identity(path)
-        if self._weights is not None and self._weights[0] == key:
-            return self._weights[2]
+        if self._weights is not None and self._weights[0][0] == key:
+            return self._weights[1]
         if self._vocabulary is None or self._vocabulary[0] != key:
             self._forget_vocabulary()
             self._vocabulary = (key, Weights(path, vocab_only=True))
         return self._vocabulary[1]
 
-    def weights(self, path: Path, n_gpu_layers: int) -> Weights:
-        """The model at ``path``; another one, and what :meth:`vocabulary` gave, is freed.
+    def weights(self, path: Path, plan: Plan) -> Weights:
+        """The model at ``path``, placed as planned; another one, and what :meth:`vocabulary` gave, is freed.
 
         Raises:
             ModelError: llama.cpp cannot load the file.
         """
-        key = _identity(path)
-        if self._weights is None or self._weights[:2] != (key, n_gpu_layers):
+        on_host = plan.spill.overrides if plan.spill is not None else ()
+        wanted = (_identity(path), plan.n_gpu_layers, on_host)
+        if self._weights is None or self._weights[0] != wanted:
             if self._weights is not None:
-                self._weights[2].close()
+                self._weights[1].close()
                 self._weights = None
-            self._weights = (key, n_gpu_layers, Weights(path, n_gpu_layers=n_gpu_layers))
+            loaded = Weights(path, n_gpu_layers=plan.n_gpu_layers, on_host=on_host)
+            self._weights = (wanted, loaded)
             self._forget_vocabulary()
-        return self._weights[2]
+        return self._weights[1]
 
     @contextmanager
     def context(self, weights: Weights, plan: Plan) -> Iterator[Context]:
@@ -66,7 +70,7 @@ class Session:
         """Free everything."""
         self._forget_vocabulary()
         if self._weights is not None:
-            self._weights[2].close()
+            self._weights[1].close()
             self._weights = None
 
     def _forget_vocabulary(self) -> None:

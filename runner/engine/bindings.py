@@ -13,7 +13,7 @@ import logging
 import os
 import sys
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import llama_cpp as lib
@@ -30,6 +30,7 @@ __all__ = [
     "lib",
     "max_sequences",
     "on_abort",
+    "on_host",
     "version",
 ]
 
@@ -95,6 +96,15 @@ ggml.ggml_op_name.restype = ctypes.c_char_p
 ggml.ggml_nbytes.argtypes = [ctypes.c_void_p]
 ggml.ggml_nbytes.restype = ctypes.c_size_t
 
+ggml.ggml_backend_cpu_buffer_type.restype = ctypes.c_void_p
+
+
+class TensorOverride(ctypes.Structure):
+    """``llama_model_tensor_buft_override``: tensors whose name matches go to a buffer type."""
+
+    _fields_ = (("pattern", ctypes.c_char_p), ("buffer_type", ctypes.c_void_p))
+
+
 # ggml's softmax kernel, not in its headers: the sum of exp(x[i] - max) over n floats, in a third of numpy's time.
 exp_sum = getattr(ggml, "ggml_vec_soft_max_f32", None)
 if exp_sum is not None:
@@ -118,6 +128,13 @@ def version() -> str:
 def can_offload() -> bool:
     """Whether this build can put layers on an accelerator."""
     return bool(lib.llama_supports_gpu_offload())
+
+
+def on_host(patterns: Sequence[str]) -> ctypes.Array[TensorOverride]:
+    """Overrides that keep the tensors whose name matches a pattern in host memory, ended as C wants it."""
+    cpu = ggml.ggml_backend_cpu_buffer_type()
+    entries = [TensorOverride(pattern.encode(), cpu) for pattern in patterns]
+    return (TensorOverride * (len(entries) + 1))(*entries)
 
 
 def max_sequences() -> int:

@@ -26,7 +26,10 @@ _PARTIAL_ONLY = lib.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
 
 @dataclass(frozen=True)
 class ContextParams:
-    """What an engine context is created with; ``n_ctx`` is in cells, ``n_seq_max`` bounds the outputs too."""
+    """What an engine context is created with; ``n_ctx`` is in cells, ``n_seq_max`` bounds the outputs too.
+
+    ``offload_kqv`` puts the cells where their layers are; without it they are in host memory.
+    """
 
     n_ctx: int
     n_seq_max: int
@@ -36,6 +39,7 @@ class ContextParams:
     flash_attn: bool
     swa_full: bool
     n_threads: int
+    offload_kqv: bool = True
 
 
 def context_params(plan: Plan) -> ContextParams:
@@ -49,6 +53,7 @@ def context_params(plan: Plan) -> ContextParams:
         flash_attn=plan.flash_attn,
         swa_full=plan.swa_full,
         n_threads=plan.n_threads,
+        offload_kqv=plan.offload_kqv,
     )
 
 
@@ -90,7 +95,7 @@ class Context:
         c.flash_attn_type = (
             lib.LLAMA_FLASH_ATTN_TYPE_ENABLED if p.flash_attn else lib.LLAMA_FLASH_ATTN_TYPE_DISABLED
         )
-        c.swa_full, c.kv_unified = p.swa_full, True
+        c.swa_full, c.kv_unified, c.offload_kqv = p.swa_full, True, p.offload_kqv
         if self._callback is not None:
             c.cb_eval = self._callback
         return c

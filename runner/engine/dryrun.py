@@ -39,7 +39,12 @@ def dry_run(path: Path, plan: Plan) -> DryRun:
     Raises:
         EngineError: the engine refused the parameters or stopped the process; carries what it said.
     """
-    request = {"path": str(path), "n_gpu_layers": plan.n_gpu_layers, "params": asdict(context_params(plan))}
+    request = {
+        "path": str(path),
+        "n_gpu_layers": plan.n_gpu_layers,
+        "on_host": plan.spill.overrides if plan.spill is not None else (),
+        "params": asdict(context_params(plan)),
+    }
     try:
         done = subprocess.run(
             [sys.executable, "-m", "runner.engine.dryrun"],
@@ -75,14 +80,13 @@ def parse(lines: list[str], plan: Plan) -> DryRun:
     # A model with sliding layers logs two caches: the full layers' first.
     cells = caches[0][1] if caches else 0
     sliding = caches[1][1] if len(caches) > 1 else 0
-    profile = plan.request.profile if plan.request is not None else None
+    profile = plan.request.profile
     return DryRun(
         kv_bytes=sum(
             _exact(size, _kv_bytes(profile, plan, n, index)) for index, (size, n) in enumerate(caches)
         ),
         recurrent_bytes=sum(
-            _exact(float(size), plan.n_seq_max * profile.state_bytes if profile else None)
-            for size in _STATE.findall(text)
+            _exact(float(size), plan.n_seq_max * profile.state_bytes) for size in _STATE.findall(text)
         ),
         compute_bytes=sum(_exact(size, None) for size in buffers),
         cells=cells or plan.cells,
@@ -90,9 +94,7 @@ def parse(lines: list[str], plan: Plan) -> DryRun:
     )
 
 
-def _kv_bytes(profile: ModelProfile | None, plan: Plan, cells: int, index: int) -> int | None:
-    if profile is None:
-        return None
+def _kv_bytes(profile: ModelProfile, plan: Plan, cells: int, index: int) -> int:
     full, sliding = (cells, 0) if index == 0 else (0, cells)
     return profile.kv_bytes(full, sliding, plan.kv_type_k, plan.kv_type_v, flash_attn=plan.flash_attn)
 
@@ -126,7 +128,9 @@ def _main() -> None:
     log.setLevel(logging.DEBUG)
     log.propagate = False
     log.addHandler(sizes)
-    weights = Weights(Path(request["path"]), n_gpu_layers=request["n_gpu_layers"], no_alloc=True)
+    weights = Weights(
+        Path(request["path"]), n_gpu_layers=request["n_gpu_layers"], on_host=request["on_host"], no_alloc=True
+    )
     context = Context(weights, ContextParams(**request["params"]))
     context.close()
     weights.close()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from pathlib import Path
 
+from runner.engine import bindings
 from runner.engine.bindings import forget_complaints, last_error, lib
 from runner.errors import EngineError, ModelError
 
@@ -16,9 +18,15 @@ class Weights:
     """
 
     def __init__(
-        self, path: Path, *, n_gpu_layers: int = 0, vocab_only: bool = False, no_alloc: bool = False
+        self,
+        path: Path,
+        *,
+        n_gpu_layers: int = 0,
+        on_host: Sequence[str] = (),
+        vocab_only: bool = False,
+        no_alloc: bool = False,
     ) -> None:
-        """Load ``path``.
+        """Load ``path``; tensors whose name matches a pattern in ``on_host`` stay in host memory.
 
         Raises:
             ModelError: the file cannot be loaded; carries llama.cpp's own reason.
@@ -26,6 +34,8 @@ class Weights:
         params = lib.llama_model_default_params()
         params.n_gpu_layers = n_gpu_layers
         params.vocab_only = vocab_only
+        overrides = bindings.on_host(on_host)
+        params.tensor_buft_overrides = ctypes.cast(overrides, ctypes.c_void_p)
         params.no_alloc = no_alloc
         if no_alloc:
             # Every other mode aborts the process together with no_alloc.

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
 from kvcache import budget
-from runner.config import KvModeConfig
+from runner.config import JobConfig, KvModeConfig
 from runner.errors import ConfigError
+from runner.planning.cpu import cpu_name
+
+Ratios = Mapping[str, float]
+"""Measured total time with flash attention over the time without, by :attr:`Shape.key`."""
 
 
 @dataclass(frozen=True)
@@ -32,12 +37,25 @@ class Shape:
         return json.dumps(values, sort_keys=True)
 
 
+def shape_of(config: JobConfig, prompt_tokens: int, n_threads: int) -> Shape:
+    """The job as far as the choice of flash attention depends on it."""
+    return Shape(
+        cpu=cpu_name(),
+        n_threads=n_threads,
+        model=config.model.path or config.model.name,
+        kv_type_k=config.kv_mode.k,
+        kv_type_v=config.kv_mode.v,
+        workers=config.swarm_size.workers,
+        prompt_tokens=prompt_tokens,
+    )
+
+
 def choose(
-    setting: Literal["auto", "on", "off"], kv_mode: KvModeConfig, shape: Shape, measured: Path
+    setting: Literal["auto", "on", "off"], kv_mode: KvModeConfig, shape: Shape, ratios: Ratios
 ) -> bool:
     """Whether the context uses flash attention.
 
-    ``auto`` is on, unless ``measured`` holds a total time ratio on/off above 1 for this shape.
+    ``auto`` is on, unless ``ratios`` holds a total time on/off above 1 for this shape.
 
     Raises:
         ConfigError: ``off`` with a quantised V, which the engine cannot do.
@@ -51,19 +69,20 @@ def choose(
         return True
     if setting != "auto":
         return setting == "on"
-    return _read(measured).get(shape.key, 0.0) <= 1.0
+    return not ratios or ratios.get(shape.key, 0.0) <= 1.0
 
 
 def remember(measured: Path, shape: Shape, total_ratio: float) -> None:
     """Keep the measured total time with flash attention over the time without."""
-    ratios = _read(measured) | {shape.key: total_ratio}
+    ratios = read(measured) | {shape.key: total_ratio}
     measured.parent.mkdir(parents=True, exist_ok=True)
     part = measured.with_name(f"{measured.name}.{os.getpid()}.part")
     part.write_text(json.dumps(ratios, indent=1, sort_keys=True))
     part.replace(measured)
 
 
-def _read(measured: Path) -> dict[str, float]:
+def read(measured: Path) -> dict[str, float]:
+    """The ratios kept in ``measured``; none where there is no such file."""
     try:
         ratios = json.loads(measured.read_text())
     except (OSError, ValueError):

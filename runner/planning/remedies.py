@@ -1,19 +1,63 @@
-"""A plan is taken, or refused with what would make it fit: cheapest in quality first, each one tried."""
+"""What would make a job fit that does not: the ladder of remedies, the mildest in quality first.
+
+Every remedy is an override that a person could type, tried by planning the job with it. Nothing changes unasked:
+``plan.apply=true`` takes the first combination that suffices, without what turned out to be unnecessary in it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
-from runner.config import KvModeConfig
+from kvcache.budget import CELL_PADDING
+from runner.config import JobConfig
 from runner.errors import KvswarmError, PlanRefusedError
-from runner.planning.plan import Plan, Request, resolve
+from runner.overrides import with_overrides
+from runner.planning.hardware import gib
+from runner.planning.ladder import FACTOR
+from runner.planning.plan import Plan
+from runner.planning.resolve import climbs
 
 _SMALL_UBATCH = 64
-_Q8 = KvModeConfig(name="q8_0", k="q8_0", v="q8_0")
+_WIDE = ("f32", "f16", "bf16")
+
+Again = Callable[[JobConfig], Plan]
 
 
-def accept(plan: Plan) -> Plan:
+@dataclass(frozen=True)
+class Step:
+    """One rung of the remedy ladder: a row of ``plan_steps``.
+
+    ``saved_bytes`` is what it alone takes off the short pool of memory; ``total_bytes`` is what the job needs
+    with it and the sufficient steps before it; ``sufficient`` says that it belongs to the first combination
+    that fits, ``applied`` that the job was run with it.
+    """
+
+    step: int
+    remedy: str
+    override: str
+    saved_bytes: int
+    total_bytes: int
+    sufficient: bool
+    applied: bool
+    reason: str
+
+    def row(self) -> dict[str, Any]:
+        """Columns of ``plan_steps``."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class _Remedy:
+    """``overrides`` from the mildest to the strongest; one that has several is only as strong as it must be."""
+
+    name: str
+    cost: str
+    overrides: tuple[str, ...]
+
+
+def accept(plan: Plan, steps: Sequence[Step]) -> Plan:
     """``plan``, where it fits.
 
     Raises:
@@ -21,82 +65,198 @@ def accept(plan: Plan) -> Plan:
     """
     if plan.status != "refused":
         return plan
-    found = remedies(plan)
-    if found:
-        advice = "any of these makes it fit: " + ", ".join(found)
-    else:
-        advice = (
-            "no single change makes it fit; choose a smaller model, or give it more memory (hardware.ram)"
+    raise PlanRefusedError(f"{plan.reason}; {advice(steps)}")
+
+
+def advice(steps: Sequence[Step]) -> str:
+    """The steps as a sentence: what each saves, and which of them make the job fit."""
+    if not steps:
+        return "nothing would make it smaller; choose a smaller model or more memory (hardware.ram)"
+    listed = ", ".join(f"{step.override} saves {gib(step.saved_bytes)}" for step in steps)
+    enough = " ".join(sufficient(steps))
+    if not enough:
+        return (
+            f"not even all of these suffice: {listed}; choose a smaller model or more memory (hardware.ram)"
         )
-    raise PlanRefusedError(f"{plan.reason}; {advice}")
+    return f"what would help, the mildest first: {listed}; this makes it fit: {enough} (plan.apply=true takes it)"
 
 
-def remedies(plan: Plan) -> list[str]:
-    """Overrides to type, each of which alone makes ``plan`` fit; empty where none does.
+def sufficient(steps: Sequence[Step]) -> list[str]:
+    """Overrides of the first combination that fits; none where none does."""
+    return [step.override for step in steps if step.sufficient]
 
-    After a dry run the candidates are charged what the engine asked for beyond the formula.
+
+def ladder(config: JobConfig, plan: Plan, again: Again) -> tuple[Step, ...]:
+    """The remedies of a refused ``plan`` that save something, in the order of what they cost in quality.
+
+    Args:
+        config: the job as planned.
+        plan: its refusal.
+        again: the plan of another config of the same job.
     """
-    request = plan.request
-    if request is None:
-        return []
-    surplus = max(plan.total_bytes - _resolved(request).total_bytes, 0)
-
-    def fits(candidate: Request) -> bool:
-        try:
-            tried = _resolved(candidate)
-        except KvswarmError:
-            return False
-        return tried.total_bytes + (surplus if not tried.n_gpu_layers else 0) <= tried.available_bytes
-
-    return [override for override, candidate in _candidates(request, fits) if fits(candidate)]
-
-
-def _resolved(request: Request) -> Plan:
-    return resolve(
-        request.profile,
-        request.hardware,
-        model_name=request.model_name,
-        kv_mode=request.kv_mode,
-        window=request.window,
-        demand=request.demand,
-        flash_attn=request.flash_attn,
-        n_ubatch=request.n_ubatch,
-        n_threads=request.n_threads,
-    )
-
-
-def _candidates(request: Request, fits: Callable[[Request], bool]) -> Iterator[tuple[str, Request]]:
-    demand = request.demand
-    if request.n_ubatch > _SMALL_UBATCH:
-        yield f"n_ubatch={_SMALL_UBATCH}", replace(request, n_ubatch=_SMALL_UBATCH)
-    if not request.flash_attn:
-        yield "flash_attn=on", replace(request, flash_attn=True)
-    elif request.kv_mode.k in ("f32", "f16", "bf16"):
-        mode = replace(_Q8, swa_full=request.kv_mode.swa_full)
-        yield "kv_mode=q8_0", replace(request, kv_mode=mode)
-    if demand.in_flight > 1:
-        n_seq_max = max(demand.n_seq_max - (demand.in_flight - 1) * demand.workers, 1)
-        yield "in_flight=1", replace(request, demand=replace(demand, in_flight=1, n_seq_max=n_seq_max))
-
-    def with_workers(workers: int) -> Request:
-        n_seq_max = max(demand.n_seq_max - demand.in_flight * (demand.workers - workers), 1)
-        return replace(request, demand=replace(demand, workers=workers, n_seq_max=n_seq_max))
-
-    def with_answer(tokens: int) -> Request:
-        return replace(request, demand=replace(demand, suffix_tokens=tokens))
-
-    workers = _largest(demand.workers - 1, lambda n: fits(with_workers(n)))
-    if workers:
-        yield f"swarm_size={workers}", with_workers(workers)
-    tokens = _largest(demand.suffix_tokens - 1, lambda n: fits(with_answer(n)))
-    if tokens:
-        yield f"sampling.max_tokens={tokens}", with_answer(tokens)
+    tried = _Tried(config, again)
+    remedies = list(_remedies(config, plan))
+    chosen = _sufficient(remedies, tried)
+    steps: list[Step] = []
+    taken: list[str] = []
+    for remedy in remedies:
+        override = chosen.get(remedy.name) or tried.mildest([], remedy) or remedy.overrides[-1]
+        alone = tried.plan([override])
+        if alone is None:
+            # Only together with another one, as a quantised V with flash attention.
+            if remedy.name not in chosen:
+                continue
+            alone = tried.plan([*taken, override])
+        if alone is None or _short(plan, plan) <= _short(plan, alone):
+            continue
+        suffices = remedy.name in chosen
+        with_it = tried.plan([*taken, override])
+        taken += [override] if suffices else []
+        steps.append(
+            Step(
+                step=len(steps),
+                remedy=remedy.name,
+                override=override,
+                saved_bytes=_short(plan, plan) - _short(plan, alone),
+                total_bytes=(with_it or alone).total_bytes,
+                sufficient=suffices,
+                applied=False,
+                reason=remedy.cost,
+            )
+        )
+    return tuple(steps)
 
 
-def _largest(most: int, fits: Callable[[int], bool]) -> int:
-    """The largest number from 1 to ``most`` that fits, by bisection; 0 where not even 1 does."""
-    low, high = 0, most
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle - 1)
-    return low
+def numbered(*parts: Sequence[Step]) -> tuple[Step, ...]:
+    """Steps of one ladder after another, counted from 0."""
+    return tuple(replace(step, step=n) for n, step in enumerate(step for steps in parts for step in steps))
+
+
+def applied(steps: Sequence[Step]) -> tuple[Step, ...]:
+    """``steps`` with the sufficient ones marked as taken."""
+    return tuple(replace(step, applied=step.sufficient) for step in steps)
+
+
+class _Tried:
+    """Plans of the job with some overrides, each made once."""
+
+    def __init__(self, config: JobConfig, again: Again) -> None:
+        self._config, self._again = config, again
+        self._plans: dict[tuple[str, ...], Plan | None] = {}
+
+    def plan(self, overrides: Sequence[str]) -> Plan | None:
+        """None where the engine could not run that."""
+        key = tuple(overrides)
+        if key not in self._plans:
+            try:
+                self._plans[key] = self._again(with_overrides(self._config, overrides))
+            except KvswarmError:
+                self._plans[key] = None
+        return self._plans[key]
+
+    def fits(self, overrides: Sequence[str]) -> bool:
+        plan = self.plan(overrides)
+        return plan is not None and plan.status != "refused"
+
+    def mildest(self, taken: Sequence[str], remedy: _Remedy) -> str | None:
+        """The mildest of a remedy's overrides that suffices beside ``taken``, by bisection."""
+        low, high = 0, len(remedy.overrides) - 1
+        if not self.fits([*taken, remedy.overrides[high]]):
+            return None
+        while low < high:
+            middle = (low + high) // 2
+            if self.fits([*taken, remedy.overrides[middle]]):
+                high = middle
+            else:
+                low = middle + 1
+        return remedy.overrides[low]
+
+
+def _sufficient(remedies: Sequence[_Remedy], tried: _Tried) -> dict[str, str]:
+    """The first combination that fits: override by remedy, empty where there is none.
+
+    A remedy with a degree (workers, window) is passed over as long as it does not complete the combination, so
+    that a swarm is not cut to one worker for nothing; only at the end is it taken to its strongest.
+    """
+    taken: dict[str, str] = {}
+
+    def with_(override: str) -> list[str]:
+        return [*taken.values(), override]
+
+    for remedy in remedies:
+        override = tried.mildest(list(taken.values()), remedy)
+        if override is not None:
+            taken[remedy.name] = override
+            return _pruned(taken, tried)
+        if len(remedy.overrides) == 1 and tried.plan(with_(remedy.overrides[0])) is not None:
+            taken[remedy.name] = remedy.overrides[0]
+    for remedy in remedies:
+        if remedy.name in taken or tried.plan(with_(remedy.overrides[-1])) is None:
+            continue
+        override = tried.mildest(list(taken.values()), remedy)
+        taken[remedy.name] = override or remedy.overrides[-1]
+        if override is not None:
+            return _pruned(taken, tried)
+    return {}
+
+
+def _pruned(taken: dict[str, str], tried: _Tried) -> dict[str, str]:
+    """Without what is not needed, the costliest first; the last one was."""
+    for name in list(taken)[-2::-1]:
+        rest = [override for other, override in taken.items() if other != name]
+        if tried.fits(rest):
+            del taken[name]
+    return taken
+
+
+def _remedies(config: JobConfig, plan: Plan) -> Iterator[_Remedy]:
+    hardware = plan.request.hardware
+    small = max(_SMALL_UBATCH, plan.n_seq_max)
+    if config.n_ubatch > small:
+        yield _Remedy("smaller micro-batch", "prefill may be slower", (f"n_ubatch={small}",))
+    if not plan.flash_attn:
+        yield _Remedy("flash attention", "may be slower on this machine", ("flash_attn=on",))
+    if plan.in_flight > 1:
+        yield _Remedy("one prompt at a time", "less throughput", ("in_flight=1",))
+    if plan.kv_type_k in _WIDE:
+        yield _Remedy("K in 8 bits", "a small loss of precision", ("kv_mode.k=q8_0",))
+    if plan.kv_type_v in _WIDE:
+        yield _Remedy("V in 8 bits", "a small loss of precision; needs flash attention", ("kv_mode.v=q8_0",))
+    if hardware.vram_budget and not hardware.unified and not config.spill.kv:
+        yield _Remedy("KV cache in host memory", "decoding is slower", ("spill.kv=true",))
+    if plan.workers > 1:
+        counts = range(plan.workers - 1, 0, -1)
+        yield _Remedy("fewer workers", "a vote of fewer answers", tuple(f"swarm_size={n}" for n in counts))
+    if smaller := _smaller_windows(config, plan):
+        yield _Remedy("smaller window", "shorter answers or conversations", smaller)
+    if hardware.vram_budget and config.spill.weights == "none":
+        yield _Remedy("weights in host memory", "decoding is much slower", ("spill.weights=auto",))
+    if hardware.vram_budget and not hardware.unified:
+        yield _Remedy("no card", "everything on the processor, weights paged", ("hardware.vram=0",))
+
+
+def _smaller_windows(config: JobConfig, plan: Plan) -> tuple[str, ...]:
+    need = plan.prefix_tokens + plan.suffix_tokens
+    if climbs(config.window, conversation=plan.request.demand.conversation):
+        floors = []
+        floor = config.window.floor / FACTOR
+        while floor >= max(need, 256):
+            floors.append(f"window.floor={int(floor)}")
+            floor /= FACTOR
+        return tuple(floors)
+    if config.window.policy == "fixed":
+        shorter = range(plan.window_tokens - CELL_PADDING, need, -CELL_PADDING)
+        return tuple(f"window.tokens={tokens}" for tokens in (*shorter, need) if tokens < plan.window_tokens)
+    return tuple(f"sampling.max_tokens={tokens}" for tokens in range(plan.suffix_tokens - 1, 0, -1))
+
+
+def _short(refused: Plan, plan: Plan) -> int:
+    """What ``plan`` charges to the pools of which ``refused`` has too little, in bytes."""
+    hardware = refused.request.hardware
+    short_of_vram = refused.vram_bytes > hardware.vram_budget > 0
+    short_of_ram = refused.ram_bytes > hardware.ram_budget
+    if short_of_vram and not short_of_ram:
+        return plan.vram_bytes
+    if short_of_ram and not short_of_vram:
+        return plan.ram_bytes
+    return plan.vram_bytes + plan.ram_bytes

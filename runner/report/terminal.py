@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from runner.context import PreparedPrompt
     from runner.ledger import Verdict
     from runner.planning.plan import Plan
+    from runner.planning.remedies import Step
     from runner.progress import Progress
     from runner.prompts import Prompt
 
@@ -32,16 +33,21 @@ class View:
         self._console = console
         self._rows: list[tuple[Prompt, Verdict]] = []
 
-    def planned(self, plan: Plan) -> None:
-        """The plan, in a line, and what it wants a person to know."""
-        self._console.print(
-            f"{escape(plan.model)}, kv_mode={plan.kv_mode}, {plan.workers} workers: {gib(plan.total_bytes)} of "
+    def planned(self, plan: Plan, steps: Sequence[Step] = ()) -> None:
+        """The plan, in a line, what was changed to make it fit, and what it wants a person to know."""
+        self._say(
+            f"{plan.model}, kv_mode={plan.kv_mode}, {plan.workers} workers: {gib(plan.total_bytes)} of "
             f"{gib(plan.available_bytes)} (weights {gib(plan.weights_bytes)}, KV {gib(plan.kv_bytes)} in "
-            f"{plan.cells} cells, compute {gib(plan.compute_bytes)})",
-            highlight=False, soft_wrap=True,
-        )  # fmt: skip
+            f"{plan.cells} cells, compute {gib(plan.compute_bytes)})"
+        )
+        for step in steps:
+            if step.applied:
+                self._say(f"applied: {step.override} ({step.remedy}, saves {gib(step.saved_bytes)})")
         for note in plan.notes:
-            self._console.print(f"note: {escape(note)}", highlight=False, soft_wrap=True)
+            self._say(f"note: {note}")
+
+    def _say(self, line: str) -> None:
+        self._console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     @contextmanager
     def watching(self, progress: Progress, prepared: Sequence[PreparedPrompt]) -> Iterator[None]:

@@ -32,8 +32,11 @@ def in_key_order(table: str, arrow: pa.Table) -> pa.Table:
 
 def last_of_each_key(table: str, arrow: pa.Table) -> pa.Table:
     """``arrow`` with only the last of the rows that share the table's key."""
-    earlier = arrow.select(KEYS[table]).to_pandas().duplicated(keep="last")
-    return arrow.filter(pa.array(~earlier)) if earlier.any() else arrow
+    keys = arrow.select(KEYS[table])
+    last = {
+        key: row for row, key in enumerate(zip(*(column.to_pylist() for column in keys.columns), strict=True))
+    }
+    return arrow if len(last) == len(arrow) else arrow.take(pa.array(sorted(last.values()), pa.int64()))
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ import fcntl
 import logging
 import os
 import threading
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -92,13 +93,27 @@ class TableWriter:
             OutputError: the row could not be written; what was written before stays.
         """
         clean = checked(table, row)
+        self._journal(table).append(clean)
+
+    def extend(self, table: str, rows: Iterable[dict[str, Any]]) -> None:
+        """Write many rows that came at once; see :meth:`append`.
+
+        Raises:
+            ValueError: as :meth:`append`; then none of them is written.
+            OutputError: they could not be written; what was written before stays.
+        """
+        clean = [checked(table, row) for row in rows]
+        if clean:
+            self._journal(table).append(*clean)
+
+    def _journal(self, table: str) -> Journal:
         with self._lock:
             if self._closed:
                 raise ValueError(f"{self.tables}: the writer is closed")
             journal = self._journals.get(table)
             if journal is None:
                 journal = self._journals[table] = self._open(table)
-        journal.append(clean)
+            return journal
 
     def close(self) -> None:
         """Compact every journal to Parquet and let the folder go; closing twice is fine.

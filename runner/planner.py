@@ -1,0 +1,159 @@
+"""Plans by formula for many jobs: what they share (this machine, profiles, measured ratios) is read once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from runner import models
+from runner.config import HardwareConfig, JobConfig, ModelConfig, PromptsConfig
+from runner.errors import ConfigError
+from runner.planning import flash, quants
+from runner.planning.ask import MAX_SEQUENCES, Workload, request_for
+from runner.planning.build import offload_backends
+from runner.planning.gguf_header import from_gguf
+from runner.planning.hardware import Hardware, Machine, look, probe
+from runner.planning.inverse import Limit, largest
+from runner.planning.plan import Plan
+from runner.planning.profile import ModelProfile, from_config
+from runner.planning.request import Request
+from runner.planning.resolve import at_window, resolve
+from runner.prompts import least_tokens
+
+MOST_WORKERS = 128
+
+_TEMPLATE_TOKENS = 40
+"""About what a chat template adds."""
+
+
+def measured_shapes() -> Path:
+    """Where ``runner.bench`` leaves what it measured of flash attention."""
+    return models.cache_dir() / "flash_attn.json"
+
+
+class Planner:
+    """Answers what jobs need without their models, their prompts' tokens or the engine.
+
+    A declared machine is planned for itself, whatever this one has free.
+    """
+
+    def __init__(self, prompt_tokens: int | None = None) -> None:
+        """``prompt_tokens`` is the length of the longest prompt; None estimates it from the prompts."""
+        self._prompt_tokens = prompt_tokens
+        self._ratios = flash.read(measured_shapes())
+        self._can_offload = bool(offload_backends())
+        self._here = look()
+        self._known: dict[tuple[str, int], tuple[object, Any]] = {}
+
+    def chosen(self, config: JobConfig) -> JobConfig:
+        """``config`` with its model's quant chosen.
+
+        Raises:
+            ConfigError: no such quant.
+        """
+        if config.model.quant is None:
+            return config
+        return quants.choose(config, self.hardware(config.hardware), self._ratios)
+
+    def plan(self, config: JobConfig) -> Plan:
+        """The plan of a job whose quant is chosen.
+
+        Raises:
+            ConfigError: options that the engine cannot combine, or a model of which nothing is known.
+            PlanRefusedError: the prompts pass the window, or the window the native context.
+        """
+        return resolve(self.request(config))
+
+    def most_workers(self, config: JobConfig) -> Limit:
+        """The largest swarm that fits."""
+
+        def at(workers: int) -> Plan:
+            swarm = replace(config.swarm_size, workers=workers)
+            return self.plan(replace(config, swarm_size=swarm))
+
+        # Some sequences may be documents'; each takes a row of the micro-batch too.
+        spare = self.request(config).demand.n_seq_max - config.swarm_size.workers * config.in_flight
+        most = min(MAX_SEQUENCES, config.n_ubatch) - max(spare, 0)
+        return largest(min(most // config.in_flight, MOST_WORKERS), at)
+
+    def largest_window(self, config: JobConfig) -> Limit:
+        """The longest window that fits, in tokens; the prompts are taken to fill it."""
+        request = self.request(config)
+        suffix = request.demand.suffix_tokens
+        native = request.profile.n_ctx_train or config.window.target
+        most = min(native, config.window.max or native)
+        return largest(most, lambda tokens: at_window(request, tokens), least=min(suffix + 1, most))
+
+    def frontier(self, config: JobConfig) -> Iterator[Plan]:
+        """The plan with the longest window for 1, 2, ... workers, as long as one fits; at least one plan."""
+        for workers in range(1, MOST_WORKERS + 1):
+            swarm = replace(config.swarm_size, workers=workers)
+            limit = self.largest_window(replace(config, swarm_size=swarm))
+            if limit.value or workers == 1:
+                yield limit.plan
+            if not limit.value:
+                return
+
+    def request(self, config: JobConfig) -> Request:
+        """What a job asks for."""
+        profile, hardware = self.profile(config.model), self.hardware(config.hardware)
+        return request_for(config, profile, hardware, self.workload(config), self._ratios)
+
+    def profile(self, model: ModelConfig) -> ModelProfile:
+        """From the option where its figures are exact, else from the file where it is here.
+
+        Raises:
+            ConfigError: neither profile nor file.
+        """
+        profile: ModelProfile = self._once("profile", model, lambda: _profile(model))
+        return profile
+
+    def hardware(self, config: HardwareConfig) -> Hardware:
+        """The budget, and whether this machine could run it."""
+        hardware: Hardware = self._once("hardware", config, lambda: self._probed(config))
+        return hardware
+
+    def workload(self, config: JobConfig) -> Workload:
+        """What the prompts come to, as well as can be told without a tokenizer."""
+        workload: Workload = self._once("prompts", config.prompts, lambda: _expected(config.prompts))
+        return (
+            workload if self._prompt_tokens is None else replace(workload, prompt_tokens=self._prompt_tokens)
+        )
+
+    def _probed(self, config: HardwareConfig) -> Hardware:
+        here = probe(config, can_offload=self._can_offload, machine=self._here)
+        if config.ram is None and config.vram is None:
+            return here
+        there = probe(config, can_offload=self._can_offload, machine=Machine(threads=self._here.threads))
+        return replace(there, runnable=here.runnable, reason=here.reason)
+
+    def _once(self, kind: str, of: object, make: Callable[[], Any]) -> Any:
+        """What was made of this very object before; it is kept alive, so its id stays its own."""
+        key = (kind, id(of))
+        if key not in self._known:
+            self._known[key] = (of, make())
+        return self._known[key][1]
+
+
+def _profile(model: ModelConfig) -> ModelProfile:
+    declared = from_config(model.profile) if model.profile is not None else None
+    if declared is not None and model.path is None and not declared.approximate:
+        return declared
+    path = models.locate(model)
+    if path is not None:
+        return from_gguf(path)
+    if declared is None:
+        raise ConfigError(
+            f"model={model.label} has neither a file nor a profile; set model.path to a GGUF file"
+        )
+    return declared
+
+
+def _expected(prompts: PromptsConfig) -> Workload:
+    """Written texts at 4 bytes a token, which is what English takes, half of the lower bound's 8."""
+    least = least_tokens(prompts)
+    if prompts.path is None and not prompts.items:
+        return Workload(prompts.tokens, documents=True, prompts=prompts.count)
+    return Workload(2 * least + _TEMPLATE_TOKENS, documents=True)

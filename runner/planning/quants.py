@@ -1,0 +1,76 @@
+"""Which of a model's files to take: the best whose window reaches the target, else the best that holds the floor."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from runner.config import JobConfig, ModelConfig, QuantConfig
+from runner.errors import ConfigError
+from runner.planning.ask import Workload, request_for
+from runner.planning.flash import Ratios
+from runner.planning.hardware import Hardware
+from runner.planning.profile import from_config
+from runner.planning.resolve import at_window
+
+AUTO = "auto"
+
+
+def choose(config: JobConfig, hardware: Hardware, ratios: Ratios) -> JobConfig:
+    """``config`` with the source and the size of its model's quant; as it is where none is asked for.
+
+    ``auto`` depends on the target, never on the prompts: another quant gives other answers, and a sweep over
+    prompts must not change it.
+
+    Args:
+        config: the job; its model's quants are listed the best first.
+        hardware: the memory there is.
+        ratios: as :func:`runner.planning.ask.request_for`.
+
+    Raises:
+        ConfigError: a quant that the option does not list.
+    """
+    model, window = config.model, config.window
+    if model.quant is None:
+        return config
+    if model.path is not None:
+        raise ConfigError(
+            f"model.quant={model.quant} chooses among an option's files, model.path is a file of its own; drop either"
+        )
+    if not model.quants:
+        raise ConfigError(
+            f"model.quant={model.quant}: model={model.name} comes in one file; drop model.quant"
+        )
+    files = [replace(config, model=_with(model, quant)) for quant in model.quants]
+    if model.quant != AUTO:
+        for file in files:
+            if file.model.quant == model.quant:
+                return file
+        names = ", ".join(quant.name for quant in model.quants)
+        raise ConfigError(f"model.quant={model.quant}: model={model.name} has {AUTO}, {names}")
+    if model.profile is None:
+        raise ConfigError(f"model.quant={AUTO} needs model.profile to plan with; name a quant")
+    profile = model.profile
+    most = min(profile.n_ctx_train, window.max or profile.n_ctx_train)
+    for wanted in (window.target, window.floor):
+        for file in files:
+            assert file.model.profile is not None
+            request = request_for(file, from_config(file.model.profile), hardware, Workload(1), ratios)
+            plan = at_window(request, max(min(wanted, most), file.sampling.max_tokens + 1))
+            if plan.status == "fits" and plan.weights == "resident":
+                return file
+    return files[-1]
+
+
+def _with(model: ModelConfig, quant: QuantConfig) -> ModelConfig:
+    profile, source = model.profile, model.source
+    if source is not None:
+        same = source.file == quant.file
+        source = replace(
+            source,
+            file=quant.file,
+            size_bytes=quant.size_bytes,
+            sha256=quant.sha256 or (source.sha256 if same else None),
+        )
+    if profile is not None:
+        profile = replace(profile, weights_bytes=quant.weights_bytes)
+    return replace(model, quant=quant.name, source=source, profile=profile)

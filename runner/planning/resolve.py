@@ -1,0 +1,236 @@
+"""From a request to a plan, by formula: the same request gives the same plan, and nothing is read or loaded.
+
+What is charged::
+
+    weights + in_flight * (prefix + workers * suffix) cells + n_seq_max recurrent states + compute + overhead
+
+and where an isolated swarm runs a process a worker, everything but mapped weights once for each process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from kvcache import budget
+from runner.config import SpillConfig, WindowConfig
+from runner.planning import checks, ladder, memory, paging
+from runner.planning import spill as spilling
+from runner.planning.hardware import gib
+from runner.planning.placement import Need, Placement, place
+from runner.planning.plan import DryRun, Plan, shortage
+from runner.planning.request import Request
+
+
+def resolve(request: Request) -> Plan:
+    """The plan of ``request``; too little memory does not raise, the plan's ``status`` says so.
+
+    Raises:
+        ConfigError: options that the engine cannot combine (a quantised V without flash attention, blocks
+            that do not fit the heads, a fixed window without its length).
+        PlanRefusedError: the prompt and its answer pass the window, or the window the native context.
+    """
+    demand, profile = request.demand, request.profile
+    checks.check_types(profile, request.model_name, request.kv_mode, flash_attn=request.flash_attn)
+    if climbs(request.window, conversation=demand.conversation):
+        native = profile.n_ctx_train or request.window.floor
+
+        def at(window_tokens: int, spill: bool) -> Plan:
+            weights = "auto" if spill else request.spill.weights
+            return at_window(request, window_tokens, SpillConfig(kv=request.spill.kv, weights=weights))
+
+        return ladder.initial(request.window, native, demand.prefix_tokens + demand.suffix_tokens, at)
+    tokens = checks.window_tokens(profile, request.window, demand.prefix_tokens, demand.suffix_tokens)
+    return at_window(request, tokens)
+
+
+def climbs(window: WindowConfig, *, conversation: bool) -> bool:
+    """Whether the window is a rung of the ladder."""
+    return window.policy == "ladder" or (conversation and window.policy == "need")
+
+
+def at_window(request: Request, window_tokens: int, spill: SpillConfig | None = None) -> Plan:
+    """The plan at a window that is known; ``spill`` replaces the request's."""
+    profile, demand, mode = request.profile, request.demand, request.kv_mode
+    processes = demand.processes
+    workers = -(-demand.workers // processes)
+    prefix = window_tokens - demand.suffix_tokens
+    slides = profile.sliding_window > 0
+    if slides and demand.documents and not mode.swa_full:
+        # A small sliding cache is never larger than the other, and holds a window of the document beside one
+        # of the prompt: their cells cannot be shared (see Scheduler._fork).
+        prefix = max(prefix, 2 * min(prefix, profile.sliding_window))
+    cells = budget.padded_cells(demand.in_flight * (prefix + workers * demand.suffix_tokens))
+    sliding = 0
+    if slides:
+        sliding = budget.sliding_cells(
+            cells, profile.sliding_window, demand.n_seq_max, request.n_ubatch, swa_full=mode.swa_full
+        )
+    n_outputs = max(demand.outputs, demand.n_seq_max)
+    compute = memory.compute_bytes(
+        profile,
+        cells=cells,
+        sliding_cells=sliding,
+        n_ubatch=request.n_ubatch,
+        n_seq_max=demand.n_seq_max,
+        n_outputs=n_outputs,
+        kv_type_k=mode.k,
+        kv_type_v=mode.v,
+        flash_attn=request.flash_attn,
+    )
+    overhead = memory.overhead_bytes(
+        profile,
+        cells=cells,
+        n_ubatch=request.n_ubatch,
+        flash_attn=request.flash_attn,
+        n_threads=request.n_threads,
+    )
+    kv = profile.kv_bytes(cells, sliding, mode.k, mode.v, flash_attn=request.flash_attn)
+    plan = Plan(
+        model=request.model_name,
+        quant=request.quant,
+        hardware=request.hardware.name,
+        kv_mode=mode.name,
+        workers=demand.workers,
+        in_flight=demand.in_flight,
+        processes=processes,
+        window_policy="ladder"
+        if climbs(request.window, conversation=demand.conversation)
+        else request.window.policy,
+        window_tokens=window_tokens,
+        cells=cells,
+        sliding_cells=sliding,
+        kv_type_k=mode.k,
+        kv_type_v=mode.v,
+        swa_full=mode.swa_full,
+        flash_attn=request.flash_attn,
+        n_ubatch=request.n_ubatch,
+        n_seq_max=demand.n_seq_max,
+        n_outputs=n_outputs,
+        n_gpu_layers=0,
+        offload_kqv=True,
+        n_threads=request.n_threads,
+        prefix_tokens=demand.prefix_tokens,
+        suffix_tokens=demand.suffix_tokens,
+        weights="resident",
+        weights_bytes=profile.weights_bytes - profile.mtp_bytes,
+        kv_bytes=processes * kv,
+        recurrent_bytes=processes * demand.n_seq_max * profile.state_bytes,
+        compute_bytes=processes * compute,
+        overhead_bytes=processes * overhead,
+        mmproj_bytes=request.mmproj_bytes,
+        total_bytes=0,
+        vram_bytes=0,
+        ram_bytes=0,
+        spill_bytes=0,
+        available_bytes=0,
+        missing_bytes=0,
+        status="fits",
+        reason="",
+        source="formula",
+        request=request,
+    )
+    return _placed(plan, spill or request.spill)
+
+
+def with_dry_run(plan: Plan, dry_run: DryRun) -> Plan:
+    """``plan`` with the engine's own figures for cache, states and compute buffers, placed again."""
+    return _again(
+        replace(
+            plan,
+            cells=dry_run.cells,
+            sliding_cells=dry_run.sliding_cells,
+            kv_bytes=dry_run.kv_bytes,
+            recurrent_bytes=dry_run.recurrent_bytes,
+            compute_bytes=dry_run.compute_bytes,
+            source="dry_run",
+        )
+    )
+
+
+def with_more_compute(plan: Plan, more: int) -> Plan:
+    """``plan`` with ``more`` bytes of compute buffers, placed again."""
+    return _again(replace(plan, compute_bytes=plan.compute_bytes + more)) if more else plan
+
+
+def _again(plan: Plan) -> Plan:
+    """``plan`` placed again after its bytes changed."""
+    spilled = plan.request.spill.weights == "auto" or plan.spill is not None
+    return _placed(plan, SpillConfig(kv=not plan.offload_kqv, weights="auto" if spilled else "none"))
+
+
+def _placed(plan: Plan, spill: SpillConfig) -> Plan:
+    """``plan`` with its bytes where they go, its status, and what a person should know of it."""
+    request = plan.request
+    need = Need(
+        weights=plan.weights_bytes,
+        kv=plan.kv_bytes,
+        recurrent=plan.recurrent_bytes,
+        compute=plan.compute_bytes,
+        overhead=plan.overhead_bytes,
+        mmproj=plan.mmproj_bytes,
+        processes=plan.processes,
+    )
+    placed = place(
+        need,
+        request.profile,
+        request.hardware,
+        spill,
+        lambda: _cache_by_block(plan),
+        resident=request.weights == "resident",
+    )
+    return replace(
+        plan,
+        status=placed.status,
+        weights=placed.weights,
+        n_gpu_layers=placed.n_gpu_layers,
+        offload_kqv=placed.offload_kqv,
+        total_bytes=placed.total_bytes,
+        vram_bytes=placed.vram_bytes,
+        ram_bytes=placed.ram_bytes,
+        spill_bytes=placed.spill_bytes,
+        available_bytes=placed.available_bytes,
+        missing_bytes=placed.missing_bytes,
+        spill=placed.spill,
+        notes=_notes(plan, placed),
+        reason=shortage(plan, placed) if placed.missing_bytes else "",
+    )
+
+
+def _cache_by_block(plan: Plan) -> Sequence[int]:
+    """Bytes of cells and states of each block."""
+    profile = plan.request.profile
+    if len(profile.block_of_layer) != len(profile.layers):
+        even = (plan.kv_bytes + plan.recurrent_bytes) // plan.processes // max(profile.n_layer, 1)
+        return (even,) * profile.n_layer
+    sizes = [0] * profile.n_layer
+    for layer, block in zip(profile.layers, profile.block_of_layer, strict=True):
+        cells = plan.cells if layer.kind == "full" else plan.sliding_cells
+        sizes[block] += plan.n_seq_max * layer.state_bytes
+        if layer.kind != "recurrent":
+            sizes[block] += (
+                profile.row_bytes(layer, plan.kv_type_k, plan.kv_type_v, flash_attn=plan.flash_attn) * cells
+            )
+    return sizes
+
+
+def _notes(plan: Plan, placed: Placement) -> tuple[str, ...]:
+    profile, hardware = plan.request.profile, plan.request.hardware
+    notes = list(hardware.notes)
+    if not profile.known and plan.source == "formula":
+        notes.append(
+            f"{profile.arch} is not modelled: its cache is estimated as full attention in every block, "
+            f"only the engine's dry run is exact"
+        )
+    if profile.approximate:
+        notes.append("the size of the weights is declared, not read from the file")
+    if hardware.reason:
+        notes.append(hardware.reason)
+    if placed.spill_bytes and placed.status != "refused":
+        moved = ["the KV cache"] if not placed.offload_kqv else []
+        moved += [spilling.describe(placed.spill, len(spilling.blocks_of(profile)))] if placed.spill else []
+        notes.append(f"{gib(placed.spill_bytes)} are in host memory: {' and '.join(moved)}")
+    if placed.weights == "mapped" and placed.status != "refused":
+        paged = placed.spill_bytes or profile.weights_bytes
+        notes.append(paging.warning(profile, paged, hardware.ram_budget - placed.ram_bytes))
+    return tuple(notes)
