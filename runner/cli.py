@@ -13,7 +13,7 @@ from typing import Any
 
 import hydra
 from hydra.core.config_store import ConfigStore
-from hydra.errors import HydraException
+from hydra.errors import HydraException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -165,6 +165,10 @@ def explain(error: Exception) -> str:
         return f"{match[1]}: there is no such key{_what_exists(*_first_unknown(match[1]))}"
     if match := re.search(r"Ambiguous value for argument '([^=']+)=", text):
         return f"{match[1]}: several values are a sweep; add -m, or write key=[a,b] for a list"
+    if isinstance(error, OverrideParseException):
+        return (
+            f"{error.override}: this does not parse; write key=value, and quote what has spaces or brackets"
+        )
     if not isinstance(error, HydraException | OmegaConfBaseException):
         return f"these overrides do not compose ({text}); mend them, `--cfg job` shows every key"
     lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("See https")]

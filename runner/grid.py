@@ -1,7 +1,7 @@
 """A grid of jobs from one command line, without composing every one of them.
 
-Hydra composes a job in a tenth of a second, planning one takes a ten-thousandth. So Hydra composes the first job of
-a grid, and every value of an axis is read and checked once: a cell is the base with the parts of its values.
+Hydra composes a job in a tenth of a second, planning one takes a ten-thousandth. So Hydra composes the first job
+of a grid, and every value of an axis is read and checked once: a cell is the base with the parts of its values.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from runner.cli import no_such_option
 from runner.config import JobConfig, conf_dir, defaults, parse
 from runner.errors import ConfigError
 from runner.overrides import change
-
 
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast where libyaml is
 

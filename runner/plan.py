@@ -1,4 +1,4 @@
-"""``python -m runner.plan [overrides]``: the plan alone, nothing fetched or loaded; ``-m`` gives a grid as one table.
+"""``python -m runner.plan [overrides]``: the plan alone, nothing fetched or loaded; ``-m`` plans a whole grid.
 
 By default everything is formula and nothing of llama.cpp is imported.
 """
@@ -26,9 +26,16 @@ _SWEEPS = {"-m", "--multirun"}
 
 
 def plan_one(config: DictConfig) -> list[Answer]:
-    """The answers to one job."""
+    """The answers to one job, shown.
+
+    Raises:
+        KvswarmError: it cannot be planned, whatever the memory.
+    """
     job, question = _split(config)
     answers = list(Answers(question, job).of(job, remedies=True))
+    for answer in answers:
+        if answer.plan is None:
+            raise ConfigError(answer.error)
     sys.stdout.write(view.single(answers, question.view, question.solve))
     return answers
 

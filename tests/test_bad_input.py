@@ -82,7 +82,7 @@ def prompts(folder: Path, *lines: str) -> str:
         (['{"id": "a", "prompt": "x"}', '{"id": "b", "prompt": '], ("p.jsonl, line 2", "no valid JSON")),
         (['{"id": "a", "prompt": "x"}', "", '{"id": "a", "prompt": "y"}'], ("'a' is used twice",)),
         (['{"prompt": "x", "anwser": "y"}'], ("line 1", "unknown key 'anwser'", "did you mean 'answer'")),
-        (['{"id": "a"}'], ("line 1", "either `prompt` or `messages`")),
+        (['{"id": "a"}'], ("line 1", "one of `prompt`, `messages` and `turns`")),
         (['{"id": "a", "prompt": "  "}'], ("line 1", "question is empty")),
         (['{"id": "a", "prompt": 7}'], ("line 1", "prompt=7", "string")),
         (['{"messages": [{"role": "boss", "content": "x"}]}'], ("line 1", "messages.0.role='boss'")),
@@ -140,7 +140,7 @@ def test_a_job_without_the_memory(tmp_path: Path) -> None:
     assert tables.jobs["status"].tolist() == ["refused"]
     [plan] = tables.plans.to_dict("records")
     assert plan["status"] == "refused"
-    assert plan["missing_bytes"] == plan["total_bytes"] - plan["available_bytes"] > 0
+    assert plan["missing_bytes"] == plan["ram_bytes"] - plan["available_bytes"] > 0
 
 
 def test_nothing_is_fetched_for_what_the_formula_refuses(tmp_path: Path) -> None:

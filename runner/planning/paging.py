@@ -1,4 +1,4 @@
-"""What it costs to run weights that do not fit in memory: the system reads them from their file again and again."""
+"""What it costs to run weights that do not fit in memory: the system reads them from their file over and over."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which of a model's files to take: the best whose window reaches the target, else the best that holds the floor."""
+"""Which of a model's files to take: the best whose window reaches the target, else that holds the floor."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def choose(config: JobConfig, hardware: Hardware, ratios: Ratios) -> JobConfig:
         return config
     if model.path is not None:
         raise ConfigError(
-            f"model.quant={model.quant} chooses among an option's files, model.path is a file of its own; drop either"
+            f"model.quant={model.quant} chooses among an option's files, model.path is its own; drop either"
         )
     if not model.quants:
         raise ConfigError(
