@@ -7,19 +7,22 @@ creates the context with the parameters of the real run.
 
 from __future__ import annotations
 
+import glob
 import json
 import logging
 import math
 import re
 import subprocess
 import sys
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from runner.engine.context import Context, ContextParams, context_params
 from runner.engine.weights import Weights
 from runner.errors import EngineError
+from runner.planning import gguf_file
 from runner.planning.plan import DryRun, Plan
 from runner.planning.profile import ModelProfile
 
@@ -28,6 +31,10 @@ _TIMEOUT_S = 300
 _CACHE = re.compile(r"llama_kv_cache: size = +([\d.]+) MiB \( *(\d+) cells")
 _STATE = re.compile(r"llama_memory_recurrent: size = +([\d.]+) MiB")
 _BUFFER = re.compile(r" (?:compute|output) buffer size = +([\d.]+) MiB")
+_COPIED = re.compile(r"tensor (\S+) \(.*\) buffer type overridden to (?!CPU$)", re.MULTILINE)
+
+_ALL = ".*"
+"""An override that moves nothing in a run on the host, but llama.cpp then says where it puts each tensor."""
 
 
 def dry_run(path: Path, plan: Plan) -> DryRun:
@@ -36,13 +43,19 @@ def dry_run(path: Path, plan: Plan) -> DryRun:
     The log has two decimals of MiB. Where the exact formula agrees with them the formula's bytes are
     returned, else the log's, rounded up.
 
+    On the host llama.cpp copies weights of some types into a layout for the CPU at hand, Q4_0 and Q4_K on
+    x86-64 for example (``ggml_repack_get_optimal_repack_type``). A copy is read in place of the file's pages,
+    which the system may take back, so that it costs nothing where the weights are resident. It cannot be paged
+    itself: where the plan has mapped weights, the copies are counted with the compute buffers.
+
     Raises:
         EngineError: the engine refused the parameters or stopped the process; carries what it said.
     """
+    pages = plan.weights == "mapped" and not plan.n_gpu_layers
     request = {
         "path": str(path),
         "n_gpu_layers": plan.n_gpu_layers,
-        "on_host": plan.spill.overrides if plan.spill is not None else (),
+        "on_host": (*(plan.spill.overrides if plan.spill is not None else ()), *((_ALL,) * pages)),
         "params": asdict(context_params(plan)),
     }
     try:
@@ -61,7 +74,9 @@ def dry_run(path: Path, plan: Plan) -> DryRun:
         raise EngineError(
             f"the dry run of {path.name} failed: {said}; another kv_mode or flash_attn may work"
         )
-    return parse(json.loads(done.stdout)["lines"], plan)
+    lines = json.loads(done.stdout)["lines"]
+    asked = parse(lines, plan)
+    return replace(asked, compute_bytes=asked.compute_bytes + _copied_bytes(lines, path))
 
 
 def parse(lines: list[str], plan: Plan) -> DryRun:
@@ -108,33 +123,58 @@ def _exact(logged_mib: float, formula: int | None) -> int:
     return math.ceil((logged_mib + slack) * _MIB)
 
 
-class _Sizes(logging.Handler):
-    """Keeps the log lines that name a size."""
+def _copied_bytes(lines: Sequence[str], path: Path) -> int:
+    """Bytes of the weights that ``lines`` put into a buffer other than the file's mapping."""
+    names = _COPIED.findall("\n".join(lines))
+    if not names:
+        return 0
+    # A split model's parts lie beside the first one.
+    parts = path.parent.glob(glob.escape(path.name).replace("-00001-of-", "-?????-of-"))
+    sizes = {name: size for part in parts for name, size in gguf_file.read(part).tensors.items()}
+    return sum(sizes[name] for name in names)
+
+
+class LogLines(logging.Handler):
+    """A context manager that keeps the lines in which llama.cpp names a size or a tensor's place."""
 
     def __init__(self) -> None:
         super().__init__(logging.DEBUG)
         self.lines: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
+        """Keep ``record``'s line, if it is one of them."""
         line = record.getMessage()
-        if " size = " in line:
+        if " size = " in line or " buffer type overridden to " in line:
             self.lines.append(line)
+
+    def __enter__(self) -> LogLines:
+        log = logging.getLogger("kvswarm.llama")
+        self._before = log.level, log.propagate
+        log.setLevel(logging.DEBUG)
+        log.propagate = False
+        log.addHandler(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        log = logging.getLogger("kvswarm.llama")
+        log.removeHandler(self)
+        level, log.propagate = self._before
+        log.setLevel(level)
 
 
 def _main() -> None:
     request: dict[str, Any] = json.load(sys.stdin)
-    sizes = _Sizes()
-    log = logging.getLogger("kvswarm.llama")
-    log.setLevel(logging.DEBUG)
-    log.propagate = False
-    log.addHandler(sizes)
-    weights = Weights(
-        Path(request["path"]), n_gpu_layers=request["n_gpu_layers"], on_host=request["on_host"], no_alloc=True
-    )
-    context = Context(weights, ContextParams(**request["params"]))
-    context.close()
-    weights.close()
-    json.dump({"lines": sizes.lines}, sys.stdout)
+    with LogLines() as log:
+        weights = Weights(
+            Path(request["path"]),
+            n_gpu_layers=request["n_gpu_layers"],
+            on_host=request["on_host"],
+            no_alloc=True,
+        )
+        context = Context(weights, ContextParams(**request["params"]))
+        context.close()
+        weights.close()
+    json.dump({"lines": log.lines}, sys.stdout)
 
 
 if __name__ == "__main__":

@@ -1,53 +1,73 @@
-"""The bytes in a plan are the bytes that the engine allocates: the sum of its cache tensors."""
+"""The bytes in a plan are the bytes that the engine allocates: the sum of its cache and state tensors."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
-from tiny_models import write_qwen35moe
+from planned import plan
+from tensors import CELLS, STATES, Seen
+from tiny_models import WRITERS
 
-from runner.config import KvModeConfig, WindowConfig
+from runner.config import KvModeConfig
 from runner.engine.context import Context, context_params
 from runner.engine.tap import CacheTensors
 from runner.engine.weights import Weights
 from runner.planning.gguf_header import from_gguf
-from runner.planning.hardware import GIB, Hardware
-from runner.planning.plan import Demand, resolve
+from runner.planning.plan import Plan
 from runner.planning.sequences import sequences_needed
 
-ROOMY = Hardware("auto", 512 * GIB, 512 * GIB, 512 * GIB)
+HYBRIDS = ("granitehybrid", "lfm2", "qwen35", "qwen35moe")
 
 
-def allocated_and_planned(path: Path, mode: KvModeConfig, workers: int) -> tuple[int, int]:
+def planned(path: Path, mode: KvModeConfig, workers: int, *, flash_attn: bool = True) -> Plan:
     profile = from_gguf(path)
-    n_seq_max = sequences_needed(workers, 1, documents=False, sliding=profile.sliding_window > 0)
-    plan = resolve(
-        profile, ROOMY, model_name="m", kv_mode=mode, window=WindowConfig(),
-        demand=Demand(1300, 64, workers, n_seq_max=n_seq_max), flash_attn=True, n_ubatch=64, n_threads=1,
+    sliding = profile.sliding_window > 0 and not mode.swa_full
+    return plan(
+        profile, prefix=1300, workers=workers, kv_mode=mode, n_ubatch=64, flash_attn=flash_attn,
+        n_seq_max=sequences_needed(workers, 1, documents=False, sliding=sliding),
     )  # fmt: skip
-    tensors, weights = CacheTensors(), Weights(path)
-    context = Context(weights, context_params(plan), tensors)
+
+
+def agree(path: Path, made: Plan) -> None:
+    """To the byte, for cells and for states."""
+    seen, weights = Seen(), Weights(path)
+    context = Context(weights, context_params(made), seen)
     context.decode([1], [0], [0], [True])
     context.close()
     weights.close()
-    return sum(tensors.bytes_by_name.values()), plan.kv_bytes
+    assert seen.bytes(CELLS) == made.kv_bytes > 0
+    assert seen.bytes(STATES) == made.recurrent_bytes
 
 
 @pytest.mark.parametrize("workers", [1, 8])
-@pytest.mark.parametrize("k,v", [("f16", "f16"), ("q8_0", "q4_0"), ("f32", "bf16")])
+@pytest.mark.parametrize(("k", "v"), [("f16", "f16"), ("q8_0", "q4_0"), ("f32", "bf16"), ("q5_1", "iq4_nl")])
 def test_smollm2(smollm2: Path, k: str, v: str, workers: int) -> None:
-    allocated, planned = allocated_and_planned(smollm2, KvModeConfig(k=k, v=v), workers)  # type: ignore[arg-type]
-    assert allocated == planned > 0
+    agree(smollm2, planned(smollm2, KvModeConfig(k=k, v=v), workers))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("swa_full", [False, True])
 @pytest.mark.parametrize("workers", [1, 8])
-def test_gemma3(gemma3: Path, swa_full: bool, workers: int) -> None:
-    allocated, planned = allocated_and_planned(gemma3, KvModeConfig(swa_full=swa_full), workers)
-    assert allocated == planned > 0
+@pytest.mark.parametrize("flash_attn", [False, True])
+def test_gemma3(gemma3: Path, swa_full: bool, workers: int, flash_attn: bool) -> None:
+    agree(gemma3, planned(gemma3, KvModeConfig(swa_full=swa_full), workers, flash_attn=flash_attn))
 
 
-def test_hybrid(tmp_path: Path) -> None:
-    allocated, planned = allocated_and_planned(write_qwen35moe(tmp_path / "m.gguf"), KvModeConfig(), 3)
-    assert allocated == planned > 0
+@pytest.mark.parametrize("arch", WRITERS)
+@pytest.mark.parametrize("workers", [1, 8])
+@pytest.mark.parametrize("kv_type", ["f16", "q8_0"])
+def test_every_kind_of_layer(tmp_path: Path, arch: str, workers: int, kv_type: str) -> None:
+    path = WRITERS[arch](tmp_path / f"{arch}.gguf")
+    made = planned(path, KvModeConfig(k=kv_type, v=kv_type), workers)  # type: ignore[arg-type]
+    assert (made.recurrent_bytes > 0) == (arch in HYBRIDS)
+    agree(path, made)
+
+
+def test_the_tap_finds_every_cell_tensor(gemma3: Path) -> None:
+    made = planned(gemma3, KvModeConfig(), 2)
+    tapped, weights = CacheTensors(), Weights(gemma3)
+    context = Context(weights, context_params(made), tapped)
+    context.decode([1], [0], [0], [True])
+    context.close()
+    weights.close()
+    assert sum(tapped.bytes_by_name.values()) == made.kv_bytes

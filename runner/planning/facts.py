@@ -1,0 +1,77 @@
+"""What is known of a job when its options are held against each other (:mod:`runner.planning.compatibility`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvcache import budget
+from runner.config import JobConfig
+from runner.planning.hardware import Hardware
+from runner.planning.profile import ModelProfile
+
+WITHOUT_FLASH = frozenset({"grok"})
+"""Architectures for which llama.cpp forces flash attention off (``llama_init_from_model``)."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """A job's config and what it meets; what is not known yet breaks no rule.
+
+    Attributes:
+        config: the job as composed.
+        profile: the model; None before it is known.
+        hardware: the memory there is; None before it was looked up.
+        chats: whether prompts have messages or a system text of their own.
+        turns: whether prompts have turns.
+        in_flight: prompts that are really decoded at once, which may be fewer than ``config.in_flight``.
+        sequences: what a context must hold; 0 before it is known.
+    """
+
+    config: JobConfig
+    profile: ModelProfile | None = None
+    hardware: Hardware | None = None
+    chats: bool = False
+    turns: bool = False
+    in_flight: int = 1
+    sequences: int = 0
+
+    @property
+    def quantised_v(self) -> bool:
+        """Whether V is stored in blocks."""
+        return budget.is_quantised(self.config.kv_mode.v)
+
+    @property
+    def without_flash(self) -> bool:
+        """Whether llama.cpp has no flash attention for the model."""
+        return self.profile is not None and self.profile.arch in WITHOUT_FLASH
+
+    @property
+    def one_row(self) -> bool:
+        """Whether a layer keeps one compressed row for K and V (MLA)."""
+        layers = self.profile.groups if self.profile is not None else ()
+        return any(layer.kind != "recurrent" and not layer.head_dim_v for layer, _ in layers)
+
+    @property
+    def unified(self) -> bool:
+        """Whether processor and GPU share one memory."""
+        return self.hardware is not None and self.hardware.unified
+
+    @property
+    def odd_k_head(self) -> int:
+        """Elements of a head that the blocks of K do not fill; 0 where they fill all.
+
+        With flash attention llama.cpp refuses them; without it, it reads the heads at wrong places and gives NaN.
+        """
+        dims = [layer.head_dim_k for layer, _ in self.profile.groups] if self.profile is not None else []
+        return _odd(self.config.kv_mode.k, dims)
+
+    @property
+    def odd_v_head(self) -> int:
+        """The same of V."""
+        dims = [layer.head_dim_v for layer, _ in self.profile.groups] if self.profile is not None else []
+        return _odd(self.config.kv_mode.v, dims)
+
+
+def _odd(kv_type: str, dims: list[int]) -> int:
+    block, _ = budget.KV_TYPES[kv_type]
+    return next((dim for dim in dims if dim % block), 0)
