@@ -18,6 +18,7 @@ from runner.overrides import with_overrides
 from runner.planner import Planner
 from runner.planning.plan import Plan
 from runner.planning.remedies import Step, applied, ladder, sufficient
+from runner.planning.resolve import with_more_compute
 
 
 @checked(frozen=True, config=ConfigDict(extra="forbid"))
@@ -37,6 +38,7 @@ class Answer:
 
     plan_id: str
     overrides: tuple[str, ...]
+    config: JobConfig
     plan: Plan | None
     steps: tuple[Step, ...] = ()
     error: str = ""
@@ -49,7 +51,17 @@ class Answer:
     def row(self) -> dict[str, Any]:
         """Its row of ``plans``."""
         if self.plan is None:
-            return {"job_id": self.plan_id, "status": "refused", "reason": self.error}
+            config = self.config
+            return {
+                "job_id": self.plan_id,
+                "model": config.model.label,
+                "quant": config.model.quant or "",
+                "hardware": config.hardware.name,
+                "kv_mode": config.kv_mode.name,
+                "workers": config.swarm_size.workers,
+                "status": "refused",
+                "reason": self.error,
+            }
         return {"job_id": self.plan_id, **self.plan.row()}
 
 
@@ -78,13 +90,9 @@ class Answers:
                 steps: tuple[Step, ...] = ()
                 if helps and plan.status == "refused":
                     plan, steps = self._remedied(config, plan)
-                yield Answer(key, overrides, plan, steps)
+                yield Answer(key, overrides, config, plan, steps)
         except KvswarmError as error:
-            yield self.failed(overrides, str(error))
-
-    def failed(self, overrides: tuple[str, ...], error: str) -> Answer:
-        """The row of a cell that cannot be planned."""
-        return Answer(self._key(overrides, 0), overrides, None, error=error)
+            yield Answer(self._key(overrides, 0), overrides, config, None, error=str(error))
 
     def _plans(self, config: JobConfig) -> Iterator[Plan]:
         planner = self._planner
@@ -99,11 +107,18 @@ class Answers:
                 yield from planner.frontier(config)
 
     def _remedied(self, config: JobConfig, plan: Plan) -> tuple[Plan, tuple[Step, ...]]:
-        steps = ladder(config, plan, self._planner.plan)
+        # What the engine asked for beyond the formula it will ask for beside any remedy.
+        beyond = max(plan.compute_bytes - self._planner.plan(config).compute_bytes, 0)
+
+        def again(job: JobConfig) -> Plan:
+            return with_more_compute(self._planner.plan(job), beyond)
+
+        steps = ladder(config, plan, again)
         overrides = sufficient(steps)
         if not (config.plan.apply and overrides):
             return plan, steps
-        return self._planner.plan(with_overrides(config, overrides)), applied(steps)
+        config = with_overrides(config, overrides)
+        return self._exact(config, self._planner.plan(config)), applied(steps)
 
     def _exact(self, config: JobConfig, plan: Plan) -> Plan:
         path = models.locate(config.model) if self._question.dry_run else None

@@ -14,6 +14,7 @@ from typing import Any
 
 import hydra
 import yaml
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, open_dict
@@ -70,18 +71,22 @@ def expand(arguments: Sequence[str], config_name: str) -> Grid:
 
     Raises:
         HydraException: an override that does not parse or compose.
-        ConfigError: several values of what is no part of a job.
+        ConfigError: several values of what is no part of a job, or an axis without any.
     """
-    parsed = OverridesParser.create().parse_overrides(list(arguments))
-    axes = tuple(
-        (_key(o), tuple(map(str, o.sweep_string_iterator()))) for o in parsed if o.is_sweep_override()
-    )
-    for key, _ in axes:
-        if key.split(".")[0] not in defaults():
-            raise ConfigError(f"{key}: a plan sweeps keys and groups of a job; give one {key} a command")
-    fixed = tuple(str(o.input_line) for o in parsed if not o.is_sweep_override())
-    first = [*fixed, *(f"{key}={values[0]}" for key, values in axes)]
     with hydra.initialize_config_dir(version_base="1.3", config_dir=str(conf_dir().resolve())):
+        # The loader knows the options that a glob stands for.
+        parser = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader())
+        parsed = parser.parse_overrides(list(arguments))
+        axes = tuple(
+            (_key(o), tuple(map(str, o.sweep_string_iterator()))) for o in parsed if o.is_sweep_override()
+        )
+        for key, values in axes:
+            if not values:
+                raise ConfigError(f"{key}: the sweep has no values; list them with commas between")
+            if key.split(".")[0] not in defaults():
+                raise ConfigError(f"{key}: a plan sweeps keys and groups of a job; give one {key} a command")
+        fixed = tuple(str(o.input_line) for o in parsed if not o.is_sweep_override())
+        first = [*fixed, *(f"{key}={values[0]}" for key, values in axes)]
         composed = hydra.compose(config_name, first, return_hydra_config=True)
     folder = Path(composed.hydra.sweep.dir)
     with open_dict(composed):

@@ -29,9 +29,11 @@ def plan_one(config: DictConfig) -> list[Answer]:
     """The answers to one job, shown.
 
     Raises:
-        KvswarmError: it cannot be planned, whatever the memory.
+        KvswarmError: it cannot be planned, whatever the memory, or it is asked what belongs to a grid.
     """
     job, question = _split(config)
+    if question.together is not None:
+        raise ConfigError(f"together={question.together} adds up the cells of a grid; add -m, or drop it")
     answers = list(Answers(question, job).of(job, remedies=True))
     for answer in answers:
         if answer.plan is None:
@@ -59,7 +61,9 @@ def plan_grid(arguments: Sequence[str]) -> tuple[list[Answer], Path]:
     sys.stdout.write(view.many(answers, question.view))
     if question.together is not None:
         plans = [answer.plan for answer in answers if answer.plan is not None]
-        line = together(plans, one_process=question.together == "mixed").line() if plans else ""
+        line = f"all {len(answers)} at once: {len(answers) - len(plans)} of them have no plan"
+        if len(plans) == len(answers):
+            line = together(plans, one_process=question.together == "mixed").line()
         sys.stdout.write(f"{line}\n")
     return answers, cells.folder
 
@@ -101,7 +105,7 @@ def main() -> int:
     flags = {word for word in sys.argv[1:] if word.startswith("-")}
     swept = bool(flags) and flags <= _SWEEPS
     status = cli.run(several) if swept else cli.run_hydra(single, config_name=_CONFIG)
-    return status or (ConfigError.exit_status if all(answer.refused for answer in answers) else 0)
+    return status or (ConfigError.exit_status if answers and all(answer.refused for answer in answers) else 0)
 
 
 if __name__ == "__main__":

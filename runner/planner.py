@@ -11,7 +11,7 @@ from runner import models
 from runner.config import HardwareConfig, JobConfig, ModelConfig, PromptsConfig
 from runner.errors import ConfigError
 from runner.planning import flash, quants
-from runner.planning.ask import MAX_SEQUENCES, Workload, request_for
+from runner.planning.ask import Workload, request_for
 from runner.planning.build import offload_backends
 from runner.planning.gguf_header import from_gguf
 from runner.planning.hardware import Hardware, Machine, look, probe
@@ -20,7 +20,8 @@ from runner.planning.plan import Plan
 from runner.planning.profile import ModelProfile, from_config
 from runner.planning.request import Request
 from runner.planning.resolve import at_window, resolve
-from runner.prompts import least_tokens
+from runner.planning.sequences import MAX_SEQUENCES
+from runner.prompts import least_tokens, load_prompts
 
 MOST_WORKERS = 128
 
@@ -117,7 +118,7 @@ class Planner:
 
     def workload(self, config: JobConfig) -> Workload:
         """What the prompts come to, as well as can be told without a tokenizer."""
-        workload: Workload = self._once("prompts", config.prompts, lambda: _expected(config.prompts))
+        workload: Workload = self._once("prompts", config.prompts, lambda: expected(config.prompts))
         return (
             workload if self._prompt_tokens is None else replace(workload, prompt_tokens=self._prompt_tokens)
         )
@@ -151,9 +152,23 @@ def _profile(model: ModelConfig) -> ModelProfile:
     return declared
 
 
-def _expected(prompts: PromptsConfig) -> Workload:
-    """Written texts at 4 bytes a token, which is what English takes, half of the lower bound's 8."""
+def expected(prompts: PromptsConfig) -> Workload:
+    """What prompts come to, as well as can be told without a tokenizer.
+
+    Written texts are taken at 4 bytes a token, which is what English takes, half of the lower bound's 8.
+
+    Raises:
+        PromptError: as :func:`runner.prompts.load_prompts`.
+    """
     least = least_tokens(prompts)
     if prompts.path is None and not prompts.items:
         return Workload(prompts.tokens, documents=True, prompts=prompts.count)
-    return Workload(2 * least + _TEMPLATE_TOKENS, documents=True)
+    # Nothing that is written down is counted here, and prompts.system is no text of a prompt's own.
+    written = load_prompts(replace(prompts, system=None), len)
+    return Workload(
+        2 * least + _TEMPLATE_TOKENS,
+        documents=any(prompt.document for prompt in written),
+        prompts=len(written),
+        conversation=any(prompt.turns for prompt in written),
+        chats=any(prompt.messages or prompt.system for prompt in written),
+    )

@@ -11,11 +11,13 @@ import psutil
 from runner.config import JobConfig, SpillConfig
 from runner.context import PreparedPrompt
 from runner.engine.dryrun import dry_run
+from runner.errors import ConfigError
 from runner.overrides import with_overrides
-from runner.planner import measured_shapes
-from runner.planning import flash, quants
+from runner.planner import expected, measured_shapes
+from runner.planning import compatibility, flash, quants
 from runner.planning.ask import Workload, request_for
 from runner.planning.build import offload_backends
+from runner.planning.facts import Facts
 from runner.planning.hardware import Hardware, probe, with_held
 from runner.planning.plan import Plan
 from runner.planning.profile import ModelProfile, from_config
@@ -41,6 +43,18 @@ def workload_of(prepared: Sequence[PreparedPrompt]) -> Workload:
         documents=any(item.document for item in prepared),
         prompts=len(prepared),
     )
+
+
+def refuse_early(config: JobConfig) -> None:
+    """Refuse what neither the model's file nor more memory could mend, before anything is fetched or loaded.
+
+    Raises:
+        ConfigError: options that exclude each other, or that can only be planned.
+        PromptError: prompts that cannot be used.
+    """
+    _check_runs(config)
+    workload = expected(config.prompts)
+    compatibility.check(Facts(config, chats=workload.chats, turns=workload.conversation))
 
 
 def choose_quant(config: JobConfig) -> JobConfig:
@@ -143,7 +157,17 @@ def measured(path: Path, plan: Plan) -> Plan:
     return plan if hopeless else with_dry_run(plan, dry_run(path, plan))
 
 
+def _check_runs(config: JobConfig) -> None:
+    """Refuse what can be planned but not run, as hardware that is not this machine's."""
+    if config.workers.kind == "isolated":
+        raise ConfigError(
+            "workers=isolated can be planned, not run yet; plan it with python -m runner.plan, "
+            "or run with workers=shared"
+        )
+
+
 def _hardware(config: JobConfig) -> Hardware:
+    _check_runs(config)
     hardware = probe(config.hardware, can_offload=bool(offload_backends()))
     hardware.check()
     return hardware

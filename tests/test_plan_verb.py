@@ -90,6 +90,13 @@ def test_a_grid_is_one_table_with_every_cell(tmp_path: Path) -> None:
     assert (refused.missing_bytes > 0).all() and refused.reason.str.contains("missing").all()
 
 
+def test_a_glob_is_every_option(tmp_path: Path) -> None:
+    said = planned(tmp_path, "-m", "kv_mode=glob(*)", "hardware=cpu_8gb")
+    options = sorted(path.stem for path in (conf_dir() / "kv_mode").glob("*.yaml"))
+    assert sorted(rows(tmp_path).kv_mode) == options and len(options) > 3
+    assert said.endswith(f"{len(options)} of {len(options)} can run; sizes in GiB\n")
+
+
 def test_the_views_say_the_same(tmp_path: Path) -> None:
     axes = ("-m", "model=smollm2", "hardware=cpu_8gb", "swarm_size=1,3")
     told = json.loads(planned(tmp_path, *axes, "view=json"))
@@ -153,6 +160,22 @@ def test_jobs_beside_each_other(tmp_path: Path) -> None:
     assert "are missing" in said
 
 
+def test_cells_that_cannot_be_planned_are_named_and_not_added_up(tmp_path: Path) -> None:
+    axes = ("-m", "model=llama31_8b,qwen3_8b", "swarm_size=1,3", "window.max=100,4000", "together=processes")
+    lines = planned(tmp_path, *axes, "hardware=cpu_16gb").splitlines()
+    refused = [line.split() for line in lines if line.endswith("refused")]
+    assert [row[:4] for row in refused] == [
+        [name, "cpu_16gb", "f16", workers] for name in ("llama31_8b", "qwen3_8b") for workers in "13"
+    ]
+    assert lines[-1] == "all 8 at once: 4 of them have no plan"
+    kept = rows(tmp_path)
+    assert set(kept[kept.status == "refused"].model) == {"llama31_8b", "qwen3_8b"}
+
+
+def test_showing_the_config_is_no_refusal(tmp_path: Path) -> None:
+    assert "prompt_tokens: null" in planned(tmp_path, "--cfg", "job")
+
+
 def test_nothing_of_the_engine_is_imported(tmp_path: Path) -> None:
     program = (
         "import sys\nfrom runner.plan import main\nsys.argv = ['plan', '-m', 'model=qwen35b', 'swarm_size=1,5']\n"
@@ -172,14 +195,21 @@ def test_nothing_of_the_engine_is_imported(tmp_path: Path) -> None:
         (["-m", "swarm_size=1,five"], "mixes numbers and named options"),
         (["-m", "solve=workers,window"], "solve: a plan sweeps keys and groups of a job"),
         (["-m", "window.tokns=1,2"], "window.tokns: there is no such key"),
+        (["-m", "swarm_size=range(5,1)"], "swarm_size.workers: the sweep has no values"),
         (["solve=all"], "solve='all'"),
         (["view=html"], "view='html'"),
         (["prompt_tokens=0"], "prompt_tokens=0"),
         (["model=custom"], "model=custom has neither a file nor a profile; set model.path"),
-        (["model=smollm2", "model.quant=Q8_0"], "model=smollm2 comes in one file"),
+        (["model=smollm2", "model.quant=Q8_0"], "model=smollm2: the model comes in one file"),
         (["prompts=jsonl"], "prompts=jsonl has no prompts"),
         (["prompts.path=none.jsonl"], "there is no prompt file none.jsonl"),
         (["hardware.ram=12 gigs"], "'12 gigs' is no size"),
+        (["together=mixed"], "together=mixed adds up the cells of a grid; add -m"),
+        (
+            ["solve=window", "window.max=10"],
+            "an answer of 64 tokens leaves no room for a prompt in a window of 10",
+        ),
+        (["solve=window", "sampling.max_tokens=9000"], "leaves no room for a prompt in a window of 8192"),
     ],
 )
 def test_bad_input_is_one_line(tmp_path: Path, arguments: list[str], message: str) -> None:

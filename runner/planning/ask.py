@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from runner.config import JobConfig, ModelConfig
 from runner.errors import ConfigError
+from runner.planning.compatibility import check
+from runner.planning.facts import Facts
 from runner.planning.flash import Ratios, choose, shape_of
 from runner.planning.hardware import Hardware
 from runner.planning.profile import ModelProfile
 from runner.planning.request import Demand, Request
 from runner.planning.sequences import sequences_needed
-
-MAX_SEQUENCES = 256
-"""llama.cpp numbers no more in one context (``LLAMA_MAX_SEQ``)."""
 
 
 @dataclass(frozen=True)
@@ -25,32 +25,26 @@ class Workload:
         documents: whether prompts have documents.
         prompts: how many there are; None where that is not known yet.
         conversation: whether any of them has turns.
+        chats: whether any of them has messages or a system text of its own.
     """
 
     prompt_tokens: int
     documents: bool = False
     prompts: int | None = None
     conversation: bool = False
+    chats: bool = False
 
 
 def request_for(
     config: JobConfig, profile: ModelProfile, hardware: Hardware, workload: Workload, ratios: Ratios
 ) -> Request:
-    """The request of a job.
+    """The request of a job, which is only made of options that go together.
 
     Raises:
-        ConfigError: more sequences than the engine or a micro-batch holds, or a quantised V with
-            ``flash_attn=off``.
+        ConfigError: options that exclude each other (:mod:`runner.planning.compatibility`).
     """
-    isolated = config.workers.kind == "isolated"
-    workers = config.swarm_size.workers
-    together = 1 if isolated else workers
-    in_flight = min(config.in_flight, workload.prompts or config.in_flight)
-    # A conversation's history is kept like a document.
-    documents = workload.documents or workload.conversation
-    sliding = profile.sliding_window > 0 and not config.kv_mode.swa_full
-    n_seq_max = sequences_needed(together, in_flight, documents=documents, sliding=sliding)
-    _check_sequences(config, n_seq_max)
+    facts = facts_of(config, profile, hardware, workload)
+    check(facts)
     n_threads = config.n_threads or hardware.threads
     return Request(
         profile=profile,
@@ -61,14 +55,15 @@ def request_for(
         demand=Demand(
             prefix_tokens=workload.prompt_tokens,
             suffix_tokens=config.sampling.max_tokens,
-            workers=workers,
-            in_flight=in_flight,
-            n_seq_max=n_seq_max,
-            documents=documents,
+            workers=config.swarm_size.workers,
+            in_flight=facts.in_flight,
+            n_seq_max=facts.sequences,
+            documents=_keeps_documents(workload),
             conversation=workload.conversation,
-            processes=workers if isolated else 1,
+            processes=config.swarm_size.workers if config.workers.kind == "isolated" else 1,
         ),
-        flash_attn=choose(
+        flash_attn=not facts.without_flash
+        and choose(
             config.flash_attn, config.kv_mode, shape_of(config, workload.prompt_tokens, n_threads), ratios
         ),
         n_ubatch=config.n_ubatch,
@@ -76,10 +71,49 @@ def request_for(
         spill=config.spill,
         weights=config.weights,
         speculative=config.speculative,
-        mmproj_bytes=config.model.mmproj_bytes,
+        mmproj_bytes=_projector_bytes(config.model),
         source=_source(config.model),
         quant=config.model.quant or "",
     )
+
+
+def facts_of(config: JobConfig, profile: ModelProfile, hardware: Hardware, workload: Workload) -> Facts:
+    """All that the rules of :mod:`runner.planning.compatibility` are asked about."""
+    together = 1 if config.workers.kind == "isolated" else config.swarm_size.workers
+    in_flight = min(config.in_flight, workload.prompts or config.in_flight)
+    sliding = profile.sliding_window > 0 and not config.kv_mode.swa_full
+    return Facts(
+        config=config,
+        profile=profile,
+        hardware=hardware,
+        chats=workload.chats,
+        turns=workload.conversation,
+        in_flight=in_flight,
+        sequences=sequences_needed(
+            together, in_flight, documents=_keeps_documents(workload), sliding=sliding
+        ),
+    )
+
+
+def _keeps_documents(workload: Workload) -> bool:
+    """Whether prefixes stay in the cache between prompts; a conversation's history is kept like a document."""
+    return workload.documents or workload.conversation
+
+
+def _projector_bytes(model: ModelConfig) -> int:
+    """What a vision projector weighs: as declared, else its file's size.
+
+    Raises:
+        ConfigError: there is no such file.
+    """
+    if model.mmproj is None or model.mmproj_bytes:
+        return model.mmproj_bytes
+    try:
+        return Path(model.mmproj).expanduser().stat().st_size
+    except OSError as error:
+        raise ConfigError(
+            f"model.mmproj={model.mmproj}: {error.strerror}; mend the path, or set model.mmproj_bytes"
+        ) from None
 
 
 def _source(model: ModelConfig) -> tuple[str, ...]:
@@ -90,17 +124,3 @@ def _source(model: ModelConfig) -> tuple[str, ...]:
     if model.source is not None and model.source.repo is not None and model.source.file is not None:
         return ("-hf", model.source.repo, "-hff", model.source.file, *projector)
     return ("-m", f"{model.name}.gguf", *projector)
-
-
-def _check_sequences(config: JobConfig, n_seq_max: int) -> None:
-    """A decode batch holds a token of every sequence, and llama.cpp numbers no more than 256 of them."""
-    asked = f"swarm_size={config.swarm_size.workers} with in_flight={config.in_flight}"
-    if n_seq_max > MAX_SEQUENCES:
-        raise ConfigError(
-            f"{asked} needs {n_seq_max} sequences, the engine has {MAX_SEQUENCES}; lower either"
-        )
-    if n_seq_max > config.n_ubatch:
-        raise ConfigError(
-            f"{asked} decodes {n_seq_max} tokens a step, n_ubatch={config.n_ubatch} holds fewer; "
-            f"set n_ubatch={n_seq_max}"
-        )

@@ -11,7 +11,6 @@ from typing import Literal
 
 from kvcache import budget
 from runner.config import JobConfig, KvModeConfig
-from runner.errors import ConfigError
 from runner.planning.cpu import cpu_name
 
 Ratios = Mapping[str, float]
@@ -55,21 +54,12 @@ def choose(
 ) -> bool:
     """Whether the context uses flash attention.
 
-    ``auto`` is on, unless ``ratios`` holds a total time on/off above 1 for this shape.
-
-    Raises:
-        ConfigError: ``off`` with a quantised V, which the engine cannot do.
+    ``auto`` is on, unless ``ratios`` holds a total time on/off above 1 for this shape and V is not quantised:
+    a quantised V needs it.
     """
-    if budget.is_quantised(kv_mode.v):
-        if setting == "off":
-            raise ConfigError(
-                f"flash_attn=off with kv_mode={kv_mode.name}: a quantised V ({kv_mode.v}) needs flash attention; "
-                "set flash_attn=on or kv_mode.v=f16"
-            )
-        return True
     if setting != "auto":
         return setting == "on"
-    return not ratios or ratios.get(shape.key, 0.0) <= 1.0
+    return budget.is_quantised(kv_mode.v) or not ratios or ratios.get(shape.key, 0.0) <= 1.0
 
 
 def remember(measured: Path, shape: Shape, total_ratio: float) -> None:

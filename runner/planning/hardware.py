@@ -22,7 +22,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from runner.config import HardwareConfig
-from runner.errors import ConfigError, PlanRefusedError
+from runner.errors import PlanRefusedError
 from runner.planning.gpus import Gpu
 from runner.planning.machine import Machine, look, physical_cores
 
@@ -117,15 +117,8 @@ def probe(config: HardwareConfig, *, can_offload: bool, machine: Machine | None 
             :func:`runner.planning.build.offload_backends`).
         machine: a look at this machine that is recent enough; None looks now. ``Machine()`` has nothing, so that
             a declared machine is planned for itself, whatever this one has free.
-
-    Raises:
-        ConfigError: memory that is unified and has a part of its own for the GPU.
     """
     here = look() if machine is None else machine
-    if config.unified and config.vram:
-        raise ConfigError(
-            f"hardware.vram={config.vram}: unified memory is one pool; give its size as hardware.ram alone"
-        )
     pooled = here.unified and can_offload if config.unified is None else config.unified
     # hardware.vram=0 leaves the GPU idle, of whatever kind it is.
     budget = _pooled if pooled and config.vram is None else _separate

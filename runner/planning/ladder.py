@@ -51,7 +51,7 @@ def initial(window: WindowConfig, native: int, need: int, at: Callable[[int, boo
             f"the first turn and its answer need {need} tokens, the largest window is {limit} "
             f"({'window.max' if limit != native else 'the native context'}); shorten it or choose another model"
         )
-    whole = _largest(steps, lambda rung: _whole(at(rung, False)))
+    whole = _largest(steps, lambda rung: at(rung, False).whole)
     if whole is not None:
         return _because(at(whole, False), f"the largest rung that fits whole, {_ki(whole)}")
     floor = at(steps[0], True)
@@ -66,10 +66,6 @@ def initial(window: WindowConfig, native: int, need: int, at: Callable[[int, boo
 
     rung = _largest(steps, cheap) or steps[0]
     return _because(at(rung, True), f"no rung fits whole: the window is held at {_ki(rung)}")
-
-
-def _whole(plan: Plan) -> bool:
-    return plan.status == "fits" and plan.weights == "resident"
 
 
 def _largest(steps: Sequence[int], good: Callable[[int], bool]) -> int | None:

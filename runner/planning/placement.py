@@ -83,7 +83,7 @@ def place(
         resident: refuse weights that would be paged.
     """
     if hardware.unified:
-        return _unified(need, profile, hardware, spill)
+        return _unified(need, profile, hardware, spill, resident=resident)
     if hardware.vram_budget:
         return _on_card(need, profile, hardware, spill, cache_of_block)
     return _on_host(need, hardware, resident=resident)
@@ -117,25 +117,19 @@ def _on_card(
     spill: SpillConfig,
     cache_of_block: Callable[[], Sequence[int]],
 ) -> Placement:
-    blocks = spilling.blocks_of(profile)
     # Tied embeddings are on the host as the input and once more on the card as the output.
     copy = profile.output_bytes if profile.tied else 0
     on_card = (need.weights - profile.input_bytes + copy) * need.processes
-    compute = need.compute * hardware.cards
-    # A block is not divided: each further card may leave as much as the largest one free.
-    largest = max((block.total_bytes for block in blocks), default=0)
-    room = hardware.vram_budget - (hardware.cards - 1) * largest
-    cache = 0 if spill.kv else need.cache
-    vram = on_card + cache + compute + need.mmproj
+    room = hardware.vram_budget - unusable(profile, hardware)
+    vram = on_card + (0 if spill.kv else need.cache) + need.compute * hardware.cards + need.mmproj
+    # Weights on the host are mapped from one file, whatever the number of processes.
     host = profile.input_bytes + need.overhead + (need.cache + need.compute if spill.kv else 0)
-    total = need.weights * need.processes + copy * need.processes + need.cache + compute + need.overhead
-    total += need.mmproj + (need.compute if spill.kv else 0)
     placed = Placement(
         status="spilled" if spill.kv else "fits",
         weights="resident",
-        n_gpu_layers=len(blocks) + 1,
+        n_gpu_layers=spilling.all_layers(profile),
         offload_kqv=not spill.kv,
-        total_bytes=total,
+        total_bytes=vram + host,
         vram_bytes=vram,
         ram_bytes=host,
         available_bytes=max(room, 0) + hardware.ram_budget,
@@ -143,18 +137,19 @@ def _on_card(
     )
     if vram > room and spill.weights == "auto":
         cells = () if spill.kv else cache_of_block()
-        moved = spilling.cover(profile, -(-(vram - room) // need.processes), cells)
+        displaced = -(-(vram - room) // need.processes)
+        moved = spilling.cover(profile, displaced, cells, cards=hardware.cards)
         if moved is not None:
             off = (moved.weights_bytes + moved.cache_bytes) * need.processes
-            # Weights on the host are mapped from one file, whatever the number of processes.
+            vram -= off
             host += moved.weights_bytes + moved.cache_bytes * need.processes
             host += 0 if spill.kv else need.compute
             placed = replace(
                 placed,
                 status="spilled",
                 n_gpu_layers=moved.n_gpu_layers,
-                total_bytes=total + (0 if spill.kv else need.compute),
-                vram_bytes=vram - off,
+                total_bytes=vram + host,
+                vram_bytes=vram,
                 ram_bytes=host,
                 spill=moved,
                 spill_bytes=placed.spill_bytes + off,
@@ -162,7 +157,15 @@ def _on_card(
     return _refuse_if_short(placed, room, hardware.ram_budget)
 
 
-def _unified(need: Need, profile: ModelProfile, hardware: Hardware, spill: SpillConfig) -> Placement:
+def unusable(profile: ModelProfile, hardware: Hardware) -> int:
+    """VRAM that stays free on several cards: no layer is divided, so each further card may lack one."""
+    largest = max(block.total_bytes for block in spilling.blocks_of(profile))
+    return max(hardware.cards - 1, 0) * max(largest, profile.output_bytes)
+
+
+def _unified(
+    need: Need, profile: ModelProfile, hardware: Hardware, spill: SpillConfig, *, resident: bool
+) -> Placement:
     copy = profile.output_bytes if profile.tied else 0
     weights = need.weights * need.processes + copy * need.processes
     total = weights + need.cache + need.compute + need.overhead + need.mmproj
@@ -170,14 +173,14 @@ def _unified(need: Need, profile: ModelProfile, hardware: Hardware, spill: Spill
     placed = Placement(
         status="fits",
         weights="resident",
-        n_gpu_layers=len(spilling.blocks_of(profile)) + 1,
+        n_gpu_layers=spilling.all_layers(profile),
         offload_kqv=True,
         total_bytes=total,
         vram_bytes=0,
         ram_bytes=total,
         available_bytes=room,
     )
-    if total > room and spill.weights == "auto" and need.processes == 1:
+    if total > room and spill.weights == "auto" and need.processes == 1 and not resident:
         # Cells that move with their block still take their bytes of the one pool: only weights can be paged.
         moved = spilling.cover(profile, total + need.compute - room, (), unified=True)
         if moved is not None:

@@ -82,6 +82,11 @@ class Plan:
     notes: tuple[str, ...] = ()
 
     @property
+    def whole(self) -> bool:
+        """Whether all weights are where they were meant to be: in memory and, with a card, all on it."""
+        return self.status != "refused" and self.weights == "resident" and self.spill is None
+
+    @property
     def llama_server(self) -> str:
         """The command of a llama-server in the same posture."""
         return llama_server.command(self)

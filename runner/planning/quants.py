@@ -7,6 +7,8 @@ from dataclasses import replace
 from runner.config import JobConfig, ModelConfig, QuantConfig
 from runner.errors import ConfigError
 from runner.planning.ask import Workload, request_for
+from runner.planning.compatibility import check
+from runner.planning.facts import Facts
 from runner.planning.flash import Ratios
 from runner.planning.hardware import Hardware
 from runner.planning.profile import from_config
@@ -27,19 +29,12 @@ def choose(config: JobConfig, hardware: Hardware, ratios: Ratios) -> JobConfig:
         ratios: as :func:`runner.planning.ask.request_for`.
 
     Raises:
-        ConfigError: a quant that the option does not list.
+        ConfigError: a quant that the option does not list, or options that exclude each other.
     """
     model, window = config.model, config.window
     if model.quant is None:
         return config
-    if model.path is not None:
-        raise ConfigError(
-            f"model.quant={model.quant} chooses among an option's files, model.path is its own; drop either"
-        )
-    if not model.quants:
-        raise ConfigError(
-            f"model.quant={model.quant}: model={model.name} comes in one file; drop model.quant"
-        )
+    check(Facts(config))
     files = [replace(config, model=_with(model, quant)) for quant in model.quants]
     if model.quant != AUTO:
         for file in files:
@@ -47,8 +42,7 @@ def choose(config: JobConfig, hardware: Hardware, ratios: Ratios) -> JobConfig:
                 return file
         names = ", ".join(quant.name for quant in model.quants)
         raise ConfigError(f"model.quant={model.quant}: model={model.name} has {AUTO}, {names}")
-    if model.profile is None:
-        raise ConfigError(f"model.quant={AUTO} needs model.profile to plan with; name a quant")
+    assert model.profile is not None  # which the check has seen to
     profile = model.profile
     most = min(profile.n_ctx_train, window.max or profile.n_ctx_train)
     for wanted in (window.target, window.floor):
@@ -56,7 +50,7 @@ def choose(config: JobConfig, hardware: Hardware, ratios: Ratios) -> JobConfig:
             assert file.model.profile is not None
             request = request_for(file, from_config(file.model.profile), hardware, Workload(1), ratios)
             plan = at_window(request, max(min(wanted, most), file.sampling.max_tokens + 1))
-            if plan.status == "fits" and plan.weights == "resident":
+            if plan.whole:
                 return file
     return files[-1]
 

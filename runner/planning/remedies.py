@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from math import inf
 from typing import Any
 
 from kvcache.budget import CELL_PADDING
@@ -100,25 +101,25 @@ def ladder(config: JobConfig, plan: Plan, again: Again) -> tuple[Step, ...]:
     steps: list[Step] = []
     taken: list[str] = []
     for remedy in remedies:
-        override = chosen.get(remedy.name) or tried.mildest([], remedy) or remedy.overrides[-1]
-        alone = tried.plan([override])
-        if alone is None:
-            # Only together with another one, as a quantised V with flash attention.
-            if remedy.name not in chosen:
-                continue
-            alone = tried.plan([*taken, override])
-        if alone is None or _short(plan, plan) <= _short(plan, alone):
-            continue
         suffices = remedy.name in chosen
-        with_it = tried.plan([*taken, override])
+        override = chosen.get(remedy.name) or tried.mildest([], remedy) or remedy.overrides[-1]
+        before, after = plan, tried.plan([override])
+        if after is None and suffices:
+            # Only together with another one, as a quantised V with flash attention.
+            before, after = tried.plan(taken) or plan, tried.plan([*taken, override])
+        saved = _short(plan, before) - _short(plan, after) if after is not None else 0
+        if saved <= 0 and not suffices:
+            continue
+        with_it = tried.plan([*taken, override]) or after
+        assert with_it is not None  # a remedy that cannot be planned saves nothing and suffices for nothing
         taken += [override] if suffices else []
         steps.append(
             Step(
                 step=len(steps),
                 remedy=remedy.name,
                 override=override,
-                saved_bytes=_short(plan, plan) - _short(plan, alone),
-                total_bytes=(with_it or alone).total_bytes,
+                saved_bytes=max(saved, 0),
+                total_bytes=with_it.total_bytes,
                 sufficient=suffices,
                 applied=False,
                 reason=remedy.cost,
@@ -158,6 +159,11 @@ class _Tried:
         plan = self.plan(overrides)
         return plan is not None and plan.status != "refused"
 
+    def missing(self, overrides: Sequence[str]) -> float:
+        """Bytes that are missing with them; of what the engine could not run, all."""
+        plan = self.plan(overrides)
+        return inf if plan is None else plan.missing_bytes
+
     def mildest(self, taken: Sequence[str], remedy: _Remedy) -> str | None:
         """The mildest of a remedy's overrides that suffices beside ``taken``, by bisection."""
         low, high = 0, len(remedy.overrides) - 1
@@ -176,27 +182,23 @@ def _sufficient(remedies: Sequence[_Remedy], tried: _Tried) -> dict[str, str]:
     """The first combination that fits: override by remedy, empty where there is none.
 
     A remedy with a degree (workers, window) is passed over as long as it does not complete the combination, so
-    that a swarm is not cut to one worker for nothing; only at the end is it taken to its strongest.
+    that a swarm is not cut to one worker for nothing; only at the end is it taken to its strongest. One without
+    is left out where more is missing with it, as of host memory once the cache is there.
     """
     taken: dict[str, str] = {}
-
-    def with_(override: str) -> list[str]:
-        return [*taken.values(), override]
-
-    for remedy in remedies:
-        override = tried.mildest(list(taken.values()), remedy)
-        if override is not None:
-            taken[remedy.name] = override
-            return _pruned(taken, tried)
-        if len(remedy.overrides) == 1 and tried.plan(with_(remedy.overrides[0])) is not None:
-            taken[remedy.name] = remedy.overrides[0]
-    for remedy in remedies:
-        if remedy.name in taken or tried.plan(with_(remedy.overrides[-1])) is None:
-            continue
-        override = tried.mildest(list(taken.values()), remedy)
-        taken[remedy.name] = override or remedy.overrides[-1]
-        if override is not None:
-            return _pruned(taken, tried)
+    for strongest in (False, True):
+        for remedy in remedies:
+            if remedy.name in taken:
+                continue
+            others = list(taken.values())
+            override = tried.mildest(others, remedy)
+            if override is not None:
+                taken[remedy.name] = override
+                return _pruned(taken, tried)
+            if strongest or len(remedy.overrides) == 1:
+                last = remedy.overrides[-1]
+                if tried.missing([*others, last]) <= tried.missing(others):
+                    taken[remedy.name] = last
     return {}
 
 

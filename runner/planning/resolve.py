@@ -14,6 +14,7 @@ from dataclasses import replace
 
 from kvcache import budget
 from runner.config import SpillConfig, WindowConfig
+from runner.errors import PlanRefusedError
 from runner.planning import checks, ladder, memory, paging
 from runner.planning import spill as spilling
 from runner.planning.hardware import gib
@@ -25,13 +26,12 @@ from runner.planning.request import Request
 def resolve(request: Request) -> Plan:
     """The plan of ``request``; too little memory does not raise, the plan's ``status`` says so.
 
+    Options that exclude each other were refused when the request was made (:mod:`runner.planning.ask`).
+
     Raises:
-        ConfigError: options that the engine cannot combine (a quantised V without flash attention, blocks
-            that do not fit the heads, a fixed window without its length).
         PlanRefusedError: the prompt and its answer pass the window, or the window the native context.
     """
     demand, profile = request.demand, request.profile
-    checks.check_types(profile, request.model_name, request.kv_mode, flash_attn=request.flash_attn)
     if climbs(request.window, conversation=demand.conversation):
         native = profile.n_ctx_train or request.window.floor
 
@@ -50,8 +50,17 @@ def climbs(window: WindowConfig, *, conversation: bool) -> bool:
 
 
 def at_window(request: Request, window_tokens: int, spill: SpillConfig | None = None) -> Plan:
-    """The plan at a window that is known; ``spill`` replaces the request's."""
+    """The plan at a window that is known; ``spill`` replaces the request's.
+
+    Raises:
+        PlanRefusedError: an answer alone fills the window.
+    """
     profile, demand, mode = request.profile, request.demand, request.kv_mode
+    if window_tokens <= demand.suffix_tokens:
+        raise PlanRefusedError(
+            f"an answer of {demand.suffix_tokens} tokens leaves no room for a prompt in a window of "
+            f"{window_tokens}; lower sampling.max_tokens, or choose a longer window"
+        )
     processes = demand.processes
     workers = -(-demand.workers // processes)
     prefix = window_tokens - demand.suffix_tokens
@@ -229,7 +238,8 @@ def _notes(plan: Plan, placed: Placement) -> tuple[str, ...]:
     if placed.spill_bytes and placed.status != "refused":
         moved = ["the KV cache"] if not placed.offload_kqv else []
         moved += [spilling.describe(placed.spill, len(spilling.blocks_of(profile)))] if placed.spill else []
-        notes.append(f"{gib(placed.spill_bytes)} are in host memory: {' and '.join(moved)}")
+        where = "left to the processor" if hardware.unified else "in host memory"
+        notes.append(f"{gib(placed.spill_bytes)} are {where}: {' and '.join(moved)}")
     if placed.weights == "mapped" and placed.status != "refused":
         paged = placed.spill_bytes or profile.weights_bytes
         notes.append(paging.warning(profile, paged, hardware.ram_budget - placed.ram_bytes))

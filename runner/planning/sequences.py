@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+MAX_SEQUENCES = 256
+"""llama.cpp numbers no more in one context (``LLAMA_MAX_SEQ``)."""
+
 
 def sequences_needed(workers: int, in_flight: int, *, documents: bool, sliding: bool) -> int:
     """How many sequences a context must have for ``in_flight`` groups of ``workers``.

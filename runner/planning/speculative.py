@@ -6,6 +6,7 @@ them. Factors as the Hermes policy measured them against a server's memory (Qwen
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 _FLOAT_BYTES = 4
@@ -36,7 +37,7 @@ PLAIN = Posture("plain", 2048, 2048, drafts=False, factor=1)
 DRAFT_TOKENS = 3
 
 
-def fitting(n_vocab: int, free_bytes: int, extra_bytes: int = 0) -> Posture | None:
+def fitting(n_vocab: int, free_bytes: int, extra: Callable[[Posture], int]) -> Posture | None:
     """The drafting posture that fits beside the plan's window, the faster one first; None where neither does.
 
     The window comes first: neither posture may make it smaller.
@@ -44,9 +45,9 @@ def fitting(n_vocab: int, free_bytes: int, extra_bytes: int = 0) -> Posture | No
     Args:
         n_vocab: size of the vocabulary.
         free_bytes: what the plan leaves of the pool its cache is in.
-        extra_bytes: the draft heads' own cells.
+        extra: what a posture takes beside its logits, in bytes.
     """
     for posture in (STACKED, DECODE):
-        if posture.logits_bytes(n_vocab) + extra_bytes <= free_bytes:
+        if posture.logits_bytes(n_vocab) + extra(posture) <= free_bytes:
             return posture
     return None

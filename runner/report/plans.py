@@ -53,10 +53,8 @@ def many(answers: Sequence[Answer], view: View) -> str:
     rows: _Rows = [[name for name, _ in shown]]
     for answer in answers:
         if answer.plan is None:
-            named = dict(override.partition("=")[::2] for override in answer.overrides)
-            row = [named.get(name, "") for name, _ in shown]
-            row[[name for name, _ in shown].index("status")] = "refused"
-            rows.append(row)
+            known = answer.row()
+            rows.append([str(known.get(name, "")) for name, _ in shown])
         else:
             rows.append([show(answer.plan) for _, show in shown])
     if view == "markdown":
@@ -118,7 +116,8 @@ def _verdict(plan: Plan) -> str:
     if plan.status == "refused":
         return f"does not fit, {gib(plan.missing_bytes)} are missing"
     if plan.status == "spilled":
-        return f"fits with {gib(plan.spill_bytes)} in host memory"
+        where = "in host memory" if plan.weights == "resident" else "paged from the model's file"
+        return f"fits with {gib(plan.spill_bytes)} {where}"
     return "fits" if plan.weights == "resident" else "fits, with its weights paged from their file"
 
 

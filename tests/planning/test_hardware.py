@@ -17,7 +17,7 @@ from omegaconf import OmegaConf
 
 from runner.config import HardwareConfig, conf_dir, parse
 from runner.engine import bindings
-from runner.errors import ConfigError, PlanRefusedError
+from runner.errors import PlanRefusedError
 from runner.planning import cgroup, gpus
 from runner.planning.build import offload_backends
 from runner.planning.cgroup import Limits
@@ -224,8 +224,6 @@ def test_declared_cards_are_not_on_a_unified_machine() -> None:
     assert (found.unified, found.ram_budget, found.vram_budget) == (False, 17 * GIB, 10 * GIB)
     with pytest.raises(PlanRefusedError, match=r"12.00 GiB of VRAM, this machine's GPU shares its RAM"):
         found.check()
-    with pytest.raises(ConfigError, match=r"one pool; give its size as hardware.ram"):
-        of(SPARK, can_offload=True, vram=12 * GIB, unified=True)
 
 
 def test_a_gpu_that_may_map_less_than_the_pool_bounds_it() -> None:
