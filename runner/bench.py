@@ -36,7 +36,7 @@ from runner.planning.remedies import accept
 from runner.progress import Progress
 from runner.prompts import load_prompts
 from runner.record import JobRecord
-from runner.resolve import resolve_job, workload_of
+from runner.resolve import choose_quant, resolve_job, workload_of
 from runner.session import Session
 from runner.tables import TableWriter
 from runner.trace import Tracer
@@ -139,6 +139,7 @@ class _Shape:
     """The job's prompts on a loaded model, to be run in several postures."""
 
     def __init__(self, config: JobConfig, folder: Path, session: Session) -> None:
+        config = choose_quant(config)
         self.config, self._folder = config, folder
         self._path = models.locate(config.model) or models.fetch(config.model, allow_large=config.fetch)
         self._profile = from_gguf(self._path)

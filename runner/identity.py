@@ -1,18 +1,20 @@
 """What makes two jobs the same: digests of everything that can change an answer, and of nothing else.
 
-The vote, the traces and live memory do not count. Each digest is 16 hex digits.
+The traces and live memory do not count; nor does the vote, but of a conversation it is a part. Each digest is 16
+hex digits.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from runner.config import JobConfig
 from runner.context import PreparedPrompt
+from runner.prompts import Prompt
 
 
 def settings_id(
@@ -43,6 +45,27 @@ def group_id(settings: str, prepared: PreparedPrompt) -> str:
         document=prepared.document,
         question=prepared.question,
     )
+
+
+def turn_id(settings: str, prepared: PreparedPrompt, windows: Sequence[int]) -> str:
+    """One turn's group. ``windows`` are those of the turns up to it: a history that was prefilled anew after a
+    growth differs in the last digits from one that came turn by turn.
+    """
+    return _digest(
+        settings=settings,
+        prompt=prepared.prompt.id,
+        document=prepared.document,
+        question=prepared.question,
+        windows=list(windows),
+    )
+
+
+def conversation_id(settings: str, conversation: Prompt, config: JobConfig) -> str:
+    """A conversation before it is held. Its winners speak in it, so the vote counts; so do the windows it may
+    have, though which of them it gets is decided by the memory that is free then.
+    """
+    said = {key: value for key, value in asdict(conversation).items() if key != "meta"}
+    return _digest(settings=settings, said=said, vote=asdict(config.vote), window=asdict(config.window))
 
 
 def job_id(groups: Iterable[str]) -> str:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from runner import identity, models
 from runner.config import JobConfig
-from runner.context import PreparedPrompt, strategy_for
+from runner.context import strategy_for
+from runner.desk import JobDesk
+from runner.dialogue import Dialogue, Swarm, opening
 from runner.engine import bindings
 from runner.engine.chat import PromptFormat
 from runner.engine.sampler import check_grammar
@@ -23,7 +25,7 @@ from runner.progress import Progress
 from runner.prompts import least_tokens, load_prompts
 from runner.record import JobRecord
 from runner.report.terminal import View
-from runner.resolve import choose_quant, refuse_before_fetch, resolve_job, workload_of
+from runner.resolve import choose_quant, refuse_before_fetch, refuse_early, resolve_job, workload_of
 from runner.session import Session
 from runner.tables import TableWriter
 from runner.trace import Tracer
@@ -62,19 +64,26 @@ def run_job(
         TableWriter(folder) as tables,
         JobRecord(tables, config, _provisional_id(config), overrides) as record,
     ):
+        refuse_early(config)
         config = choose_quant(config)
         path = _weights_file(config)
         profile = from_gguf(path)
         vocabulary = session.vocabulary(path)
         check_grammar(vocabulary, config.sampling)
-        form = PromptFormat(vocabulary)
+        form, turn_form = PromptFormat(vocabulary), PromptFormat(vocabulary, conversation=True)
         strategy = strategy_for(config.context_strategy.name)
-        prepared = [strategy.prepare(prompt, form) for prompt in load_prompts(config.prompts, form.count)]
-        resolved = resolve_job(config, path, profile, workload_of(prepared))
+        prompts = load_prompts(config.prompts, form.count)
+        prepared = [strategy.prepare(prompt, form) for prompt in prompts if not prompt.turns]
+        conversations = [prompt for prompt in prompts if prompt.turns]
+        openings = [opening(conversation, strategy, turn_form) for conversation in conversations]
+        workload = replace(workload_of([*prepared, *openings]), conversation=bool(conversations))
+        resolved = resolve_job(config, path, profile, workload)
         config, plan = resolved.config, resolved.plan
 
-        groups = _group_ids(config, path, plan, prepared)
-        record.identify(identity.job_id(groups), config, models.digest(path), plan.n_threads)
+        settings = _settings_id(config, path, plan)
+        groups = [identity.group_id(settings, item) for item in prepared]
+        talks = [identity.conversation_id(settings, conversation, config) for conversation in conversations]
+        record.identify(identity.job_id(groups + talks), config, models.digest(path), plan.n_threads)
         ledger = Ledger(tables, record, config)
         ledger.prompts(prepared, groups)
         ledger.plan(plan, resolved.steps)
@@ -84,24 +93,31 @@ def run_job(
         tracer = Tracer(tables, record.job_id, progress, plan, hz=config.trace.hz)
         with record.measuring(progress, tracer), ExitStack() as stack:
             weights = session.weights(path, plan)
-            context = stack.enter_context(session.context(weights, plan))
-            progress.load_s = tracer.seconds
             stopping = stack.enter_context(stop_on_interrupt())
-            scheduler = Scheduler(
-                weights,
-                context,
-                config.sampling,
-                in_flight=plan.in_flight,
-                stopping=stopping,
-                progress=progress,
-            )
-            stack.enter_context(view.watching(progress, prepared))
-            for item, generations in run_swarm(scheduler, prepared, workers=plan.workers, seed=config.seed):
-                view.voted(item.prompt, ledger.group(item, generations))
+            turns = sum(len(conversation.turns) for conversation in conversations)
+            stack.enter_context(view.watching(progress, prepared, turns))
+            if prepared:
+                with session.context(weights, plan) as context:
+                    progress.load_s = tracer.seconds
+                    scheduler = Scheduler(
+                        weights,
+                        context,
+                        config.sampling,
+                        in_flight=plan.in_flight,
+                        stopping=stopping,
+                        progress=progress,
+                    )
+                    swarm = run_swarm(scheduler, prepared, workers=plan.workers, seed=config.seed)
+                    for item, generations in swarm:
+                        view.voted(item.prompt, ledger.group(item, generations))
+            desk = JobDesk(config, settings, path, profile, workload, session, ledger, view, progress, tracer)
+            speakers = Swarm(plan.workers, config.seed, config.sampling, strategy, config.window.on_refusal)
+            for conversation in conversations:
+                Dialogue(conversation, plan, speakers, desk, progress, stopping).run()
         return JobResult(
             interrupted=stopping(),
             job_id=record.job_id,
-            prompts=len(prepared),
+            prompts=len(prepared) + turns,
             accuracy=record.score.accuracy,
             mean_worker_accuracy=record.score.mean_worker_accuracy,
             seconds=record.seconds,
@@ -118,16 +134,15 @@ def _weights_file(config: JobConfig) -> Path:
     return path
 
 
-def _group_ids(config: JobConfig, path: Path, plan: Plan, prepared: Sequence[PreparedPrompt]) -> list[str]:
-    """The identity of each prompt's group, in the order of ``prepared``."""
-    settings = identity.settings_id(
+def _settings_id(config: JobConfig, path: Path, plan: Plan) -> str:
+    """What, beside a prompt, its group's answers depend on."""
+    return identity.settings_id(
         config,
         model_digest=models.digest(path),
         engine_version=bindings.version(),
         flash_attn=plan.flash_attn,
         n_threads=plan.n_threads,
     )
-    return [identity.group_id(settings, item) for item in prepared]
 
 
 def _provisional_id(config: JobConfig) -> str:

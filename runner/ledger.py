@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from runner.config import JobConfig
 from runner.context import PreparedPrompt
 from runner.engine.sequence import Generation
+from runner.growth import Growth
 from runner.planning.plan import Plan
 from runner.planning.remedies import Step
 from runner.prompts import Prompt
@@ -18,11 +19,16 @@ from runner.voting import Ballot, Grade, Vote, extract, grade, normalise, tally,
 
 @dataclass(frozen=True)
 class Verdict:
-    """A vote, whether it is right where that is known, and the answer that stands for it as it was written."""
+    """A vote, whether it is right where that is known, and the answer that stands for it as it was written.
+
+    ``reply`` is the whole text that a conversation goes on with: of a worker whose answer won, of the first of
+    those that are tied, or of worker 0 where all abstained.
+    """
 
     vote: Vote
     grade: Grade
     text: str | None
+    reply: str
 
 
 class Ledger:
@@ -77,6 +83,10 @@ class Ledger:
             return None
         return self._vote(prompt, ballots)
 
+    def growth(self, growth: Growth) -> None:
+        """A row of ``growth``; one with the same step replaces it."""
+        self._tables.append("growth", job_id=self._record.job_id, **asdict(growth))
+
     def _vote(self, prompt: Prompt, ballots: Sequence[Ballot]) -> Verdict:
         vote, expected = tally(ballots, self._config.vote.rule), _expected(prompt)
         graded = grade(vote, ballots, expected)
@@ -99,7 +109,9 @@ class Ledger:
             expected=expected,
         )
         text = next((ballot.text for ballot in ballots if ballot.worker == vote.worker), None)
-        return Verdict(vote, graded, text if prompt.kind == "text" else vote.winner)
+        leading = next((ballot.text for ballot in ballots if ballot.key in vote.tied), ballots[0].text)
+        shown = text if prompt.kind == "text" else vote.winner
+        return Verdict(vote, graded, shown, reply=leading if text is None else text)
 
 
 def _expected(prompt: Prompt) -> str | None:

@@ -14,7 +14,7 @@ from runner.planning import flash, quants
 from runner.planning.ask import Workload, request_for
 from runner.planning.build import offload_backends
 from runner.planning.gguf_header import from_gguf
-from runner.planning.hardware import Hardware, Machine, look, probe
+from runner.planning.hardware import Hardware, look, probe
 from runner.planning.inverse import Limit, largest
 from runner.planning.plan import Plan
 from runner.planning.profile import ModelProfile, from_config
@@ -100,7 +100,8 @@ class Planner:
     def request(self, config: JobConfig) -> Request:
         """What a job asks for."""
         profile, hardware = self.profile(config.model), self.hardware(config.hardware)
-        return request_for(config, profile, hardware, self.workload(config), self._ratios)
+        file = self._once("file", config.model, lambda: models.locate(config.model))
+        return request_for(config, profile, hardware, self.workload(config), self._ratios, file)
 
     def profile(self, model: ModelConfig) -> ModelProfile:
         """From the option where its figures are exact, else from the file where it is here.
@@ -125,10 +126,16 @@ class Planner:
 
     def _probed(self, config: HardwareConfig) -> Hardware:
         here = probe(config, can_offload=self._can_offload, machine=self._here)
-        if config.ram is None and config.vram is None:
-            return here
-        there = probe(config, can_offload=self._can_offload, machine=Machine(threads=self._here.threads))
-        return replace(there, runnable=here.runnable, reason=here.reason)
+        # What is declared stands for itself; what is not is this machine's.
+        ram, cards = config.ram is not None, config.vram is not None
+        there = replace(
+            self._here,
+            total=0 if ram else self._here.total,
+            available=0 if ram else self._here.available,
+            cards=() if cards else self._here.cards,
+        )
+        budget = probe(config, can_offload=self._can_offload, machine=there)
+        return replace(budget, runnable=here.runnable, reason=here.reason)
 
     def _once(self, kind: str, of: object, make: Callable[[], Any]) -> Any:
         """What was made of this very object before; it is kept alive, so its id stays its own."""

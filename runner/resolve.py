@@ -77,7 +77,8 @@ def refuse_before_fetch(config: JobConfig) -> None:
     if config.model.profile is None:
         return
     profile, hardware = from_config(config.model.profile), _hardware(config)
-    workload = Workload(least_tokens(config.prompts))
+    talks = expected(config.prompts).conversation
+    workload = Workload(least_tokens(config.prompts), conversation=talks)
     resolved = _decide(
         config, lambda job: resolve(_request(job, profile, hardware, workload)), lambda plan: plan
     )
@@ -94,7 +95,9 @@ def resolve_job(config: JobConfig, path: Path, profile: ModelProfile, workload: 
     hardware = _hardware(config)
 
     def formula(job: JobConfig) -> Plan:
-        return resolve(_request(job, profile, hardware, workload))
+        # The last remedy is about the hardware itself.
+        budget = hardware if job.hardware == config.hardware else _hardware(job)
+        return resolve(_request(job, profile, budget, workload, path))
 
     return _decide(config, formula, lambda plan: measured(path, plan))
 
@@ -112,15 +115,18 @@ def replan(
         window_tokens: the window to plan for.
         held: the plan of the context that would be given back first.
     """
-    anonymous = _anonymous_bytes()
-    ours = held.kv_bytes + held.recurrent_bytes + held.compute_bytes + held.overhead_bytes
+    ours = held.overhead_bytes
+    if not (held.vram_bytes and held.offload_kqv):
+        ours += held.kv_bytes + held.recurrent_bytes
+    if not held.vram_bytes:
+        ours += held.compute_bytes
     hardware = with_held(
-        _hardware(config),
-        ram_bytes=min(ours, anonymous),
-        vram_bytes=held.vram_bytes if held.n_gpu_layers else 0,
+        _hardware(config), ram_bytes=min(ours, _anonymous_bytes()), vram_bytes=held.vram_bytes
     )
     spill = SpillConfig(kv=not held.offload_kqv, weights="auto" if held.vram_bytes else "none")
-    return measured(path, at_window(_request(config, profile, hardware, workload), window_tokens, spill))
+    return measured(
+        path, at_window(_request(config, profile, hardware, workload, path), window_tokens, spill)
+    )
 
 
 def _decide(
@@ -173,8 +179,10 @@ def _hardware(config: JobConfig) -> Hardware:
     return hardware
 
 
-def _request(config: JobConfig, profile: ModelProfile, hardware: Hardware, workload: Workload) -> Request:
-    return request_for(config, profile, hardware, workload, flash.read(measured_shapes()))
+def _request(
+    config: JobConfig, profile: ModelProfile, hardware: Hardware, workload: Workload, file: Path | None = None
+) -> Request:
+    return request_for(config, profile, hardware, workload, flash.read(measured_shapes()), file)
 
 
 def _anonymous_bytes() -> int:

@@ -29,14 +29,18 @@ class Tracer:
         self.peak_vram_bytes: int | None = None
         self._process = f"runner-{os.getpid()}"
         self._tables, self._job_id, self._progress = tables, job_id, progress
-        self._period, self._bytes_per_cell = 1.0 / hz, plan.kv_bytes / plan.cells
-        self._vram = plan.n_gpu_layers > 0
+        self._period = 1.0 / hz
+        self.follow(plan)
         self._family = [psutil.Process()]
         self._family_at = -_FAMILY_EVERY_S
         self._began = time.monotonic()
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._run, name="tracer", daemon=True)
         self.error: Exception | None = None
+
+    def follow(self, plan: Plan) -> None:
+        """From here on the context is as ``plan`` has it."""
+        self._bytes_per_cell, self._vram = plan.kv_bytes / plan.cells, plan.n_gpu_layers > 0
 
     def __enter__(self) -> Tracer:
         self._thread.start()

@@ -19,14 +19,14 @@ SAMPLING = SamplingConfig(max_tokens=8)
 @contextmanager
 def context(
     weights: Weights, *, cells: int = 1024, workers: int = 3, in_flight: int = 1, n_ubatch: int = 64,
-    swa_full: bool = False, callback: Callback | None = None,
+    swa_full: bool = False, flash_attn: bool = True, callback: Callback | None = None,
 ) -> Iterator[Context]:  # fmt: skip
     n_seq_max = sequences_needed(workers, in_flight, documents=True, sliding=weights.n_swa > 0)
     made = Context(
         weights,
         ContextParams(
             n_ctx=cells, n_seq_max=n_seq_max, n_ubatch=n_ubatch, kv_type_k="f16", kv_type_v="f16",
-            flash_attn=True, swa_full=swa_full, n_threads=2,
+            flash_attn=flash_attn, swa_full=swa_full, n_threads=2,
         ),
         callback,
     )  # fmt: skip

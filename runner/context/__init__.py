@@ -2,8 +2,9 @@
 
 from runner.context.base import PreparedPrompt, Strategy, Tokenizer
 from runner.context.full import Full
+from runner.context.history import History
 
-__all__ = ["PreparedPrompt", "Strategy", "Tokenizer", "strategy_for"]
+__all__ = ["History", "PreparedPrompt", "Strategy", "Tokenizer", "strategy_for"]
 
 _STRATEGIES: dict[str, type[Strategy]] = {"full": Full}
 

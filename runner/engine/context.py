@@ -69,7 +69,7 @@ class Context:
         Raises:
             EngineError: llama.cpp refuses the parameters or has no memory.
         """
-        self.params = params
+        self.params, self.weights = params, weights
         self.n_vocab = weights.n_vocab
         # With swa_full=False a masked cell of a sliding layer is re-used only if one sequence owns it.
         self.partial_state = weights.n_swa > 0 and not params.swa_full

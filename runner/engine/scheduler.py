@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from runner.config import SamplingConfig
 from runner.engine.context import Context
+from runner.engine.documents import Document, Documents
 from runner.engine.sampler import log_normalizers, needed, top_candidates
 from runner.engine.sequence import Answer, Generation, Group, Rows
 from runner.engine.weights import Weights
@@ -22,22 +23,11 @@ from runner.progress import Progress
 
 
 @dataclass
-class _Document:
-    """A document's cells, kept on a sequence of their own while a prompt still needs them."""
-
-    tokens: tuple[int, ...]
-    sequence: int
-    users: int = 0
-    prefilled: int = 0
-    state: bytes | None = None
-
-
-@dataclass
 class _Running:
     """A group that has been admitted."""
 
     group: Group
-    document: _Document | None
+    document: Document | None
     sequence: int
     started: float
     asked: int = 0
@@ -53,6 +43,11 @@ class _Running:
     def unfinished(self) -> int:
         """Workers that decode, or will."""
         return len(self.alive) if self.forked else len(self.group.seeds)
+
+    @property
+    def grows(self) -> bool:
+        """Whether its next prefill was in a smaller context before."""
+        return self.document is not None and self.document.grows
 
     def results(self) -> list[Generation]:
         return [answer.result(self.group, self.prefill_tokens, self.started) for answer in self.answers]
@@ -73,18 +68,32 @@ class Scheduler:
     ) -> None:
         """``stopping`` is asked before every batch; True ends the run with the rows in hand."""
         self.progress = progress or Progress()
-        self._weights, self._context, self._sampling = weights, context, sampling
+        self._weights, self._context = weights, context
         self._in_flight, self._stopping = in_flight, stopping
         self._waiting: deque[Group] = deque()
         self._running: list[_Running] = []
-        self._documents: list[_Document] = []
-        self._free = deque(range(context.params.n_seq_max))
-        self._looked_at = needed(sampling)
+        self._free: deque[int] = deque()
+        self._documents = Documents(context, self._free)
+        self._default = self._sampling = sampling
+        self._keep, self._held, self._looked_at = False, 0, needed(sampling)
 
-    def run(self, groups: Iterable[Group]) -> Iterator[tuple[Group, list[Generation]]]:
+    def run(
+        self,
+        groups: Iterable[Group],
+        *,
+        keep: bool = False,
+        held: int = 0,
+        sampling: SamplingConfig | None = None,
+    ) -> Iterator[tuple[Group, list[Generation]]]:
         """Each group with its workers' answers, as groups finish.
 
         Groups that share a document run next to each other, whatever their order in ``groups``.
+
+        Args:
+            groups: what to run.
+            keep: leave the documents in the cache for the next run, whose documents may begin with one of them.
+            held: how many tokens of a new document a smaller context held: prefilling them is phase ``grow``.
+            sampling: in place of the scheduler's own, for this run.
 
         Raises:
             Interrupted: after the answers in hand, cut short, have been yielded.
@@ -94,7 +103,10 @@ class Scheduler:
         for group in groups:
             by_document.setdefault(group.document or id(group), []).append(group)
         self._waiting.extend(group for same in by_document.values() for group in same)
-        self._context.clear()
+        self._keep, self._held, self._sampling = keep, held, sampling or self._default
+        self._looked_at = needed(self._sampling)
+        self._make_room()
+        done = False
         try:
             while self._waiting or self._running:
                 if self._stopping():
@@ -103,15 +115,27 @@ class Scheduler:
                 self._admit()
                 self._step()
                 yield from self._retire()
+            done = True
         finally:
-            self._abandon()
+            self._abandon(keep=keep and done)
+
+    def _make_room(self) -> None:
+        """Drop what an earlier run kept and none that waits begins with; without any, as in a new context."""
+        for document in list(self._documents):
+            if not any(document.begins(group.document) for group in self._waiting):
+                self._documents.drop(document)
+        if not self._documents:
+            self._context.clear()
+        taken = {document.sequence for document in self._documents}
+        self._free.clear()
+        self._free.extend(s for s in range(self._context.params.n_seq_max) if s not in taken)
 
     # -- one step -------------------------------------------------------------------------------------------
 
     def _admit(self) -> None:
         while self._waiting and (not self._running or self._has_room(self._waiting[0])):
             group = self._waiting.popleft()
-            document = self._document_of(group)
+            document = self._documents.take(group.document, self._held)
             self._running.append(
                 _Running(
                     group=group, document=document, sequence=self._free.popleft(), started=time.monotonic()
@@ -144,18 +168,6 @@ class Scheduler:
             sequences += sum(workers > 1 for _, _, workers in groups)
         return cells <= params.n_ctx and sequences <= params.n_seq_max
 
-    def _document_of(self, group: Group) -> _Document | None:
-        if not group.document:
-            return None
-        for document in self._documents:
-            if document.tokens == group.document:
-                break
-        else:
-            document = _Document(group.document, self._free.popleft())
-            self._documents.append(document)
-        document.users += 1
-        return document
-
     def _step(self) -> None:
         batch, sampled = Rows(), []
         for running in self._running:
@@ -166,8 +178,9 @@ class Scheduler:
         decoding = len(sampled)
         rows = list(range(decoding))
         prefilling = next((running for running in self._running if not running.forked), None)
+        phase = "decode" if decoding else "grow" if prefilling and prefilling.grows else "prefill"
         completes = prefilling is not None and self._add_chunk(prefilling, batch)
-        self._note("decode" if decoding else "prefill")
+        self._note(phase)
 
         began = time.monotonic()
         logits = self._context.decode(batch.tokens, batch.positions, batch.sequences, batch.outputs)
@@ -193,27 +206,18 @@ class Scheduler:
         room = self._context.params.n_ubatch - len(batch.tokens)
         document, group = running.document, running.group
         if document is not None and document.prefilled < len(document.tokens):
-            chunk = document.tokens[document.prefilled : document.prefilled + room]
-            batch.add(chunk, document.prefilled, document.sequence)
-            document.prefilled += len(chunk)
+            start, chunk = document.prefilled, document.next_chunk(room)
+            batch.add(chunk, start, document.sequence)
             completes = False
         else:
             if document is not None and running.asked == 0:
-                self._fork_document(document, running.sequence)
+                self._documents.fork(document, running.sequence)
             chunk = group.question[running.asked : running.asked + room]
             completes = running.asked + len(chunk) == len(group.question)
             batch.add(chunk, len(group.document) + running.asked, running.sequence, output=completes)
             running.asked += len(chunk)
         running.prefill_tokens += len(chunk)
         return completes
-
-    def _fork_document(self, document: _Document, sequence: int) -> None:
-        if self._context.partial_state:
-            # A small sliding-window cache has moved on by the time a second question comes, and shared cells
-            # could never be re-used: every question starts from the state as saved, the first one too.
-            document.state = document.state or self._context.save_partial(document.sequence)
-            self._context.load_partial(document.sequence, document.state)
-        self._context.fork(document.sequence, sequence)
 
     def _fork(self, running: _Running) -> list[Answer]:
         """Give each worker the prompt; the first takes over the prompt's own sequence."""
@@ -243,14 +247,13 @@ class Scheduler:
             self.progress.groups_done += 1
             yield running.group, running.results()
 
-    def _leave_document(self, document: _Document | None) -> None:
+    def _leave_document(self, document: Document | None) -> None:
         if document is None:
             return
         document.users -= 1
-        if document.users == 0 and not any(group.document == document.tokens for group in self._waiting):
-            self._documents.remove(document)
-            self._context.drop(document.sequence)
-            self._free.append(document.sequence)
+        needed_again = self._keep or any(group.document == document.tokens for group in self._waiting)
+        if document.users == 0 and not needed_again:
+            self._documents.drop(document)
 
     def _interrupt(self) -> Iterator[tuple[Group, list[Generation]]]:
         for running in self._running:
@@ -259,15 +262,15 @@ class Scheduler:
                     answer.cut("interrupted")
                 yield running.group, running.results()
 
-    def _abandon(self) -> None:
-        """Leave nothing behind, however the run ended."""
+    def _abandon(self, *, keep: bool) -> None:
+        """Leave nothing behind but documents to ``keep``, however the run ended."""
         for running in self._running:
             for answer in running.alive:
                 answer.cut("error")
         self._waiting.clear()
         self._running.clear()
-        self._documents.clear()
-        self._free = deque(range(self._context.params.n_seq_max))
+        if not keep:
+            self._documents.forget()
         p = self.progress
         p.phase, p.active_sequences, p.cells_used, p.tok_s = "idle", 0, 0, 0.0
 
@@ -287,7 +290,9 @@ class Scheduler:
         p.generated_tokens += sampled
         if p.phase == "decode":
             p.decode_s += seconds
+            p.decode_steps += 1
             p.tok_s = sampled / seconds
         else:
             p.prefill_s += seconds
+            p.grow_s += seconds if p.phase == "grow" else 0.0
             p.tok_s = prefilled / seconds

@@ -36,9 +36,14 @@ class Workload:
 
 
 def request_for(
-    config: JobConfig, profile: ModelProfile, hardware: Hardware, workload: Workload, ratios: Ratios
+    config: JobConfig,
+    profile: ModelProfile,
+    hardware: Hardware,
+    workload: Workload,
+    ratios: Ratios,
+    file: Path | None = None,
 ) -> Request:
-    """The request of a job, which is only made of options that go together.
+    """The request of a job, which is only made of options that go together; ``file`` is the model's, if here.
 
     Raises:
         ConfigError: options that exclude each other (:mod:`runner.planning.compatibility`).
@@ -72,7 +77,7 @@ def request_for(
         weights=config.weights,
         speculative=config.speculative,
         mmproj_bytes=_projector_bytes(config.model),
-        source=_source(config.model),
+        source=_source(config.model, file),
         quant=config.model.quant or "",
     )
 
@@ -116,11 +121,11 @@ def _projector_bytes(model: ModelConfig) -> int:
         ) from None
 
 
-def _source(model: ModelConfig) -> tuple[str, ...]:
+def _source(model: ModelConfig, file: Path | None) -> tuple[str, ...]:
     """How llama-server is told which model to serve."""
     projector = ("--mmproj", model.mmproj) if model.mmproj is not None else ()
-    if model.path is not None:
-        return ("-m", model.path, *projector)
+    if file is not None:
+        return ("-m", str(file), *projector)
     if model.source is not None and model.source.repo is not None and model.source.file is not None:
         return ("-hf", model.source.repo, "-hff", model.source.file, *projector)
     return ("-m", f"{model.name}.gguf", *projector)

@@ -1,7 +1,7 @@
 """The prompts of a job, wherever they come from: a JSONL file, the config itself, or a generator."""
 
 from runner.prompts.needle import needle_prompts
-from runner.prompts.prompt import Prompt
+from runner.prompts.prompt import Message, Prompt, Turn
 from runner.prompts.source import least_tokens, load_prompts
 
-__all__ = ["Prompt", "least_tokens", "load_prompts", "needle_prompts"]
+__all__ = ["Message", "Prompt", "Turn", "least_tokens", "load_prompts", "needle_prompts"]

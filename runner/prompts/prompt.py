@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import field, fields
 from typing import Annotated, Any, Literal
 
@@ -26,7 +26,13 @@ def _answer_text(value: Any) -> Any:
     return str(value) if isinstance(value, int | float) and math.isfinite(value) else value
 
 
+def _stripped(value: Any) -> Any:
+    """Without the space around it, which many chat templates drop from all turns but the last."""
+    return value.strip() if isinstance(value, str) else value
+
+
 Answer = Annotated[str, BeforeValidator(_answer_text)]
+Choices = Annotated[list[Text], Field(max_length=26)]
 
 
 @dataclass(frozen=True, config=_STRICT)
@@ -38,20 +44,37 @@ class Message:
 
 
 @dataclass(frozen=True, config=_STRICT)
-class Prompt:
-    """A question, or a chat that ends in one, and what is known about it.
+class Turn:
+    """One question of a conversation, and what is known about it, as of a :class:`Prompt`.
 
-    ``document`` stands before the question; prompts with the same document prefill it once. ``answer`` is
-    the expected one, ``choices`` are option texts in the order A, B, C..., ``meta`` is carried, never read.
-    ``kind`` says how an answer is read out of a text; it is None only until the prompts are loaded.
+    ``reply`` is what the conversation goes on with in place of the swarm's answer.
+    """
+
+    content: Annotated[Text, BeforeValidator(_stripped)]
+    answer: Answer | None = None
+    choices: Choices = field(default_factory=list)
+    kind: AnswerKind | None = None
+    pattern: str | None = None
+    reply: str | None = None
+
+
+@dataclass(frozen=True, config=_STRICT)
+class Prompt:
+    """A question, a chat that ends in one, or a conversation of several, and what is known about it.
+
+    ``document`` stands before the (first) question; prompts with the same document prefill it once.
+    ``answer`` is the expected one, ``choices`` are option texts in the order A, B, C..., ``meta`` is carried,
+    never read. ``kind`` says how an answer is read out of a text; it is None only until the prompts are
+    loaded. With ``turns`` all of these are each turn's own.
     """
 
     id: Text
     prompt: Text | None = None
     messages: list[Message] = field(default_factory=list)
+    turns: list[Turn] = field(default_factory=list)
     document: Text | None = None
     answer: Answer | None = None
-    choices: Annotated[list[Text], Field(max_length=26)] = field(default_factory=list)
+    choices: Choices = field(default_factory=list)
     kind: AnswerKind | None = None
     pattern: str | None = None
     system: str | None = None
@@ -59,7 +82,9 @@ class Prompt:
 
     @property
     def question(self) -> str:
-        """What is asked: the prompt, or the last message of the chat."""
+        """What is asked: the prompt, the last message of the chat, or a conversation's first turn."""
+        if self.turns:
+            return self.turns[0].content
         return self.prompt if self.prompt is not None else self.messages[-1].content
 
     @property
@@ -67,8 +92,12 @@ class Prompt:
         """A short digest that is the same for the same document."""
         return None if self.document is None else hashlib.sha256(self.document.encode()).hexdigest()[:16]
 
+    def turn_id(self, number: int) -> str:
+        """What names turn ``number`` of a conversation, counted from 1, in every table."""
+        return f"{self.id}/{number}"
 
-_KEYS = [f.name for f in fields(Prompt)]
+
+_OF_A_TURN = ("answer", "choices", "kind", "pattern")
 
 
 def parse_prompt(row: Any, where: str, default_id: str) -> Prompt:
@@ -81,25 +110,56 @@ def parse_prompt(row: Any, where: str, default_id: str) -> Prompt:
         row = {"prompt": row}
     if not isinstance(row, Mapping):
         raise PromptError(
-            f"{where}: a prompt is a JSON object with `prompt` or `messages`, not {type(row).__name__}"
+            f"{where}: a prompt is a JSON object with `prompt`, `messages` or `turns`, "
+            f"not {type(row).__name__}"
         )
-    for key in row:
-        if key not in _KEYS:
-            near = difflib.get_close_matches(str(key), _KEYS, 1)
-            hint = f"did you mean {near[0]!r}?" if near else f"known keys are {', '.join(_KEYS)}."
-            raise PromptError(f"{where}: unknown key {key!r}; {hint} Anything else goes under 'meta'")
+    _check_keys(row, Prompt, where, "'meta'")
     values = {"id": default_id, **{key: value for key, value in row.items() if value is not None}}
     values["id"] = str(values["id"])
     if isinstance(values.get("document"), str):
         values["document"] = values["document"].strip() or None
-    try:
-        prompt: Prompt = parse(Prompt, values)
-    except ConfigError as error:
-        raise PromptError(f"{where}: {error}") from None
-    if (prompt.prompt is None) == (not prompt.messages):
-        raise PromptError(f"{where}: give either `prompt` or `messages`")
+    if "turns" in values:
+        values["turns"] = _turns(values, where)
+    prompt: Prompt = _parsed(Prompt, values, where)
+    if [prompt.prompt is not None, bool(prompt.messages), bool(prompt.turns)].count(True) != 1:
+        raise PromptError(f"{where}: give one of `prompt`, `messages` and `turns`")
     if prompt.messages and prompt.messages[-1].role != "user":
         raise PromptError(f"{where}: the last message must be the user's; nothing is asked")
     if not prompt.question.strip():
         raise PromptError(f"{where}: the question is empty")
     return prompt
+
+
+def _check_keys(row: Mapping[Any, Any], cls: type, where: str, home: str) -> None:
+    """Refuse what is no field of the dataclass ``cls``; ``home`` is where to put it."""
+    known = [f.name for f in fields(cls)]
+    for key in row:
+        if key not in known:
+            near = difflib.get_close_matches(str(key), known, 1)
+            hint = f"did you mean {near[0]!r}?" if near else f"known keys are {', '.join(known)}."
+            raise PromptError(f"{where}: unknown key {key!r}; {hint} Anything else goes under {home}")
+
+
+def _parsed(cls: type, values: Mapping[str, Any], where: str) -> Any:
+    try:
+        return parse(cls, dict(values))
+    except ConfigError as error:
+        raise PromptError(f"{where}: {error}") from None
+
+
+def _turns(values: Mapping[str, Any], where: str) -> list[Turn]:
+    """The turns of a conversation whose row holds ``values``."""
+    for key in _OF_A_TURN:
+        if key in values:
+            raise PromptError(f"{where}: {key!r} of a conversation belongs in the turn that it is about")
+    rows, turns = values["turns"], []
+    if not isinstance(rows, Sequence) or isinstance(rows, str) or not rows:
+        raise PromptError(f"{where}: `turns` must be a list of questions, at least one")
+    for number, row in enumerate(rows, 1):
+        place = f"{where}, turn {number}"
+        row = {"content": row} if isinstance(row, str) else row
+        if not isinstance(row, Mapping) or "content" not in row:
+            raise PromptError(f"{place}: a turn is a text, or a JSON object with `content`")
+        _check_keys(row, Turn, place, "the prompt's 'meta'")
+        turns.append(_parsed(Turn, {key: value for key, value in row.items() if value is not None}, place))
+    return turns

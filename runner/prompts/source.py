@@ -11,7 +11,7 @@ from typing import cast
 from runner.config import AnswerKind, PromptsConfig
 from runner.errors import ConfigError, PromptError
 from runner.prompts.needle import needle_prompts
-from runner.prompts.prompt import Prompt, parse_prompt
+from runner.prompts.prompt import Prompt, Turn, parse_prompt
 from runner.voting import extract, kind_of, normalise
 
 _BYTES_PER_TOKEN = 8
@@ -33,24 +33,37 @@ def load_prompts(config: PromptsConfig, count_tokens: Callable[[str], int]) -> l
 
 def _completed(prompt: Prompt, config: PromptsConfig) -> Prompt:
     """``prompt`` with what the config says for all, its kind decided, and both known to be usable."""
-    pattern = prompt.pattern or config.pattern
-    kind = prompt.kind or config.kind or ("regex" if pattern else kind_of(prompt.answer, prompt.choices))
-    try:
-        extract("anything", kind, choices=prompt.choices, pattern=pattern)
-    except ConfigError as error:
-        raise PromptError(f"prompt {prompt.id!r}: {error}") from None
-    if prompt.answer is not None and normalise(prompt.answer, kind, prompt.choices) is None:
-        raise PromptError(
-            f"prompt {prompt.id!r}: its answer {prompt.answer!r} is no {kind}; mend the answer or the kind"
-        )
     system = prompt.system if prompt.system is not None else config.system
-    return replace(prompt, kind=cast(AnswerKind, kind), pattern=pattern, system=system)
+    if not prompt.turns:
+        kind, pattern = _kind(prompt, config, prompt.id)
+        return replace(prompt, kind=kind, pattern=pattern, system=system)
+    turns = []
+    for number, turn in enumerate(prompt.turns, 1):
+        kind, pattern = _kind(turn, config, prompt.turn_id(number))
+        turns.append(replace(turn, kind=kind, pattern=pattern))
+    return replace(prompt, turns=turns, system=system)
+
+
+def _kind(asked: Prompt | Turn, config: PromptsConfig, prompt_id: str) -> tuple[AnswerKind, str | None]:
+    """How the answer to ``asked`` is read, and by which pattern."""
+    pattern = asked.pattern or config.pattern
+    kind = asked.kind or config.kind or ("regex" if pattern else kind_of(asked.answer, asked.choices))
+    try:
+        extract("anything", kind, choices=asked.choices, pattern=pattern)
+    except ConfigError as error:
+        raise PromptError(f"prompt {prompt_id!r}: {error}") from None
+    if asked.answer is not None and normalise(asked.answer, kind, asked.choices) is None:
+        raise PromptError(
+            f"prompt {prompt_id!r}: its answer {asked.answer!r} is no {kind}; mend the answer or the kind"
+        )
+    return cast(AnswerKind, kind), pattern
 
 
 def least_tokens(config: PromptsConfig) -> int:
     """A lower bound of the longest prompt, in tokens, before there is a tokenizer to count with.
 
-    It lets the formula refuse what can never fit without downloading the model first.
+    It lets the formula refuse what can never fit without downloading the model first. Of a conversation the
+    first turn counts: the later ones are for its window to hold or to refuse.
 
     Raises:
         PromptError: as :func:`load_prompts`.
@@ -60,7 +73,10 @@ def least_tokens(config: PromptsConfig) -> int:
         return config.tokens // 2
     for prompt in prompts:
         _completed(prompt, config)
-    texts = ((p.document or "") + (p.prompt or "".join(m.content for m in p.messages)) for p in prompts)
+    texts = [
+        (p.document or "") + ("".join(m.content for m in p.messages) if p.messages else p.question)
+        for p in prompts
+    ]
     return max(1, max(len(text.encode()) for text in texts) // _BYTES_PER_TOKEN)
 
 
@@ -106,13 +122,22 @@ def _read_jsonl(path: Path) -> Iterable[Prompt]:
 
 
 def _unique(prompts: Iterable[Prompt], source: str) -> list[Prompt]:
-    seen: dict[str, Prompt] = {}
+    owners: dict[str, str] = {}
+    found = []
     for prompt in prompts:
-        if prompt.id in seen:
-            raise PromptError(
-                f"{source}: the id {prompt.id!r} is used twice; ids name rows, so make them unique"
-            )
-        seen[prompt.id] = prompt
-    if not seen:
+        names = {prompt.id: ""}
+        names |= {
+            prompt.turn_id(number): f" (turn {number} of {prompt.id!r})"
+            for number in range(1, len(prompt.turns) + 1)
+        }
+        for name, owner in names.items():
+            if name in owners:
+                raise PromptError(
+                    f"{source}: the id {name!r} is used twice{owner or owners[name]}; "
+                    "ids name rows, so make them unique"
+                )
+        owners |= names
+        found.append(prompt)
+    if not found:
         raise PromptError(f"{source} holds no prompts; write one JSON object a line")
-    return list(seen.values())
+    return found

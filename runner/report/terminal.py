@@ -50,8 +50,10 @@ class View:
         self._console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     @contextmanager
-    def watching(self, progress: Progress, prepared: Sequence[PreparedPrompt]) -> Iterator[None]:
-        """Draw ``progress`` for as long as the block runs."""
+    def watching(
+        self, progress: Progress, prepared: Sequence[PreparedPrompt], turns: int = 0
+    ) -> Iterator[None]:
+        """Draw ``progress`` for as long as the block runs; ``turns`` of conversations come after ``prepared``."""
         if not self._console.is_terminal:
             yield
             return
@@ -63,8 +65,10 @@ class View:
         with bars:
             tokens = sum(len(item.question) for item in prepared)
             tokens += sum(map(len, {item.document for item in prepared}))
+            # What the turns of a conversation will take nobody knows yet.
+            of = "" if turns else f" of {tokens}"
             drawing = threading.Thread(
-                target=_draw, args=(bars, progress, len(prepared), tokens, done), daemon=True
+                target=_draw, args=(bars, progress, len(prepared) + turns, of, done), daemon=True
             )
             drawing.start()
             try:
@@ -97,13 +101,13 @@ class View:
         self._console.print(table)
 
 
-def _draw(bars: Bars, progress: Progress, prompts: int, tokens: int, done: threading.Event) -> None:
+def _draw(bars: Bars, progress: Progress, prompts: int, of: str, done: threading.Event) -> None:
     task = bars.add_task("prompts", total=prompts, note="")
     while not done.wait(_REFRESH_S):
         note = f"{progress.phase}, {progress.tok_s:.0f} tok/s"
         if progress.phase == "decode":
             note = f"{progress.active_sequences} workers {note}"
-        note = f"{progress.prefill_tokens} of {tokens} tokens prefilled; {note}"
+        note = f"{progress.prefill_tokens}{of} tokens prefilled; {note}"
         bars.update(task, completed=progress.groups_done, note=note)
         bars.refresh()
 

@@ -17,7 +17,7 @@ from runner.tables.schemas import SCHEMAS
 from runner.tables.store import in_key_order, journal_path, last_of_each_key, read_table
 
 _NULLABLE = {pa.int64(): pd.Int64Dtype(), pa.uint64(): pd.UInt64Dtype(), pa.bool_(): pd.BooleanDtype()}
-_OF_ONE_RUN = {"jobs", "plans", "plan_steps", "traces"}
+_OF_ONE_RUN = {"jobs", "plans", "plan_steps", "growth", "traces"}
 _REQUIRED: dict[pa.DataType, Any] = {pa.int64(): "int64", pa.uint64(): "uint64", pa.bool_(): "bool"}
 
 
@@ -35,6 +35,7 @@ class Tables:
     prompts: pd.DataFrame
     generations: pd.DataFrame
     votes: pd.DataFrame
+    growth: pd.DataFrame
     traces: pd.DataFrame
 
     def __repr__(self) -> str:
@@ -47,9 +48,9 @@ def load(folder: str | Path) -> Tables:
     """The tables of every job in or below ``folder``.
 
     Within one job folder the last row of a key counts. A job that was run in several folders has the same
-    answers in each: they are joined by key, while its ``jobs``, ``plans``, ``plan_steps`` and ``traces`` come
-    from one run, the latest that finished if one did. Damage is left out with a warning that names the file:
-    a line that a killed run tore, a Parquet file that cannot be read.
+    answers in each: they are joined by key, while its ``jobs``, ``plans``, ``plan_steps``, ``growth`` and
+    ``traces`` come from one run, the latest that finished if one did. Damage is left out with a warning that
+    names the file: a line that a killed run tore, a Parquet file that cannot be read.
 
     Raises:
         OutputError: there is no such folder.

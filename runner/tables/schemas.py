@@ -26,7 +26,11 @@ def _schema(*columns: tuple[str, str, str]) -> pa.Schema:
 
 
 _JOB_ID = ("job_id", "str!", "Digest of everything that can change an answer; the same in every table")
-_PROMPT_ID = ("prompt_id", "str!", "The prompt's id in its file; the same in every table")
+_PROMPT_ID = (
+    "prompt_id",
+    "str!",
+    "The prompt's id in its file, with /1, /2... for the turns of a conversation; the same in every table",
+)
 
 JOBS = _schema(
     _JOB_ID,
@@ -134,7 +138,11 @@ PROMPTS = _schema(
     ("strategy", "str", "The context strategy that prepared the prompt"),
     ("prompt", "str", "The question as text"),
     ("document_digest", "str", "Digest of the document that the prompt is about; null without one"),
-    ("document_tokens", "int", "Tokens of the document"),
+    (
+        "document_tokens",
+        "int",
+        "Tokens of the document, or in a conversation of what stays in the cache for the next turn",
+    ),
     ("tokens_in", "int", "Tokens before the strategy ran"),
     ("tokens_sent", "int", "Tokens that the workers saw"),
     ("kind", "str", "How answers are extracted: number, choice, boolean, regex or text"),
@@ -186,17 +194,53 @@ VOTES = _schema(
     ("expected", "str", "The right answer as a normalised key"),
 )
 
+GROWTH = _schema(
+    _JOB_ID,
+    ("prompt_id", "str!", "The turn before which the decision was taken"),
+    ("step", "int!", "Place of the decision in its conversation, from 0"),
+    ("turn", "int!", "The turn's number, from 1"),
+    (
+        "action",
+        "str!",
+        "grow: to the next rung; hold: not yet; refused: no larger window is to be had; "
+        "compress: a summary took the place of the earlier turns",
+    ),
+    ("from_window", "int", "The window before, in tokens"),
+    ("to_window", "int", "The window after, in tokens"),
+    ("session_tokens", "int", "Tokens of the conversation so far"),
+    ("occupancy", "float", "session_tokens / from_window"),
+    (
+        "decode_tok_s",
+        "float",
+        "Tokens a second that one sequence was given in the last turn; null before it was measured",
+    ),
+    ("needed_bytes", "int", "What the next rung's plan needs; null where it was not asked for"),
+    ("available_bytes", "int", "Bytes that it may use, what the present context holds given back"),
+    (
+        "reprefill_tokens",
+        "int",
+        "Tokens of the history that were prefilled again in the larger window; null where there was no growth",
+    ),
+    ("reprefill_s", "float", "Seconds that took"),
+    ("reason", "str", "Why, in one line"),
+    ("summary", "str", "The text that took the place of the earlier turns; null but for compress"),
+)
+
 TRACES = _schema(
     _JOB_ID,
     ("process", "str!", "Which process was sampled, with its children: runner-PID"),
     ("t_s", "float!", "Seconds since the job started"),
-    ("phase", "str", "What the job was doing: load, prefill, decode or idle"),
+    ("phase", "str", "What the job was doing: load, prefill, grow, decode or idle"),
     ("rss_bytes", "int", "Resident memory of the process tree in bytes"),
     ("vram_bytes", "int", "VRAM in use in bytes; null without a card"),
     ("kv_cells_used", "int", "KV cells in use"),
     ("kv_bytes", "int", "Bytes of the KV cells in use"),
     ("active_sequences", "int", "Sequences that are decoding"),
-    ("tok_s", "float", "Tokens a second of the last batch: prefilled in phase prefill, else generated"),
+    (
+        "tok_s",
+        "float",
+        "Tokens a second of the last batch: prefilled in phase prefill or grow, else generated",
+    ),
 )
 
 SCHEMAS: dict[str, pa.Schema] = {
@@ -206,6 +250,7 @@ SCHEMAS: dict[str, pa.Schema] = {
     "prompts": PROMPTS,
     "generations": GENERATIONS,
     "votes": VOTES,
+    "growth": GROWTH,
     "traces": TRACES,
 }
 
@@ -216,5 +261,6 @@ KEYS: dict[str, tuple[str, ...]] = {
     "prompts": ("job_id", "prompt_id"),
     "generations": ("job_id", "prompt_id", "worker"),
     "votes": ("job_id", "prompt_id", "tally_id"),
+    "growth": ("job_id", "prompt_id", "step"),
     "traces": ("job_id", "process", "t_s"),
 }

@@ -19,6 +19,17 @@ def worker_seed(job_seed: int, prompt_id: str, worker: int) -> int:
     return int.from_bytes(digest, "big") % _DEFAULT_SEED
 
 
+def group_of(item: PreparedPrompt, *, workers: int, seed: int) -> Group:
+    """A prompt with the seeds of its workers."""
+    prompt_id = item.prompt.id
+    return Group(
+        prompt_id=prompt_id,
+        document=item.document,
+        question=item.question,
+        seeds=tuple(worker_seed(seed, prompt_id, worker) for worker in range(workers)),
+    )
+
+
 def run_swarm(
     scheduler: Scheduler, prepared: Iterable[PreparedPrompt], *, workers: int, seed: int
 ) -> Iterator[tuple[PreparedPrompt, list[Generation]]]:
@@ -29,14 +40,6 @@ def run_swarm(
         EngineError: llama.cpp failed.
     """
     by_id = {item.prompt.id: item for item in prepared}
-    groups = [
-        Group(
-            prompt_id=prompt_id,
-            document=item.document,
-            question=item.question,
-            seeds=tuple(worker_seed(seed, prompt_id, worker) for worker in range(workers)),
-        )
-        for prompt_id, item in by_id.items()
-    ]
+    groups = [group_of(item, workers=workers, seed=seed) for item in by_id.values()]
     for group, generations in scheduler.run(groups):
         yield by_id[group.prompt_id], generations

@@ -11,8 +11,10 @@ from swarm import SAMPLING, context, group, run, texts
 from tiny_models import write_lfm2, write_qwen35moe
 
 from runner.engine.scheduler import Scheduler
+from runner.engine.sequence import Group
 from runner.engine.weights import Weights
 from runner.errors import EngineError, Interrupted
+from runner.progress import Progress
 
 STORY = "The caravan left Orla at dawn with ninety bales of wool and crossed the river before noon. " * 5
 Q1, Q2 = "How many bales were there?", "Where did the caravan start?"
@@ -108,6 +110,67 @@ def test_hybrids_share_documents_too(write: object, tmp_path: Path) -> None:
     assert [a.mean_logprob for a in after] == [a.mean_logprob for a in first]
     assert len(set(texts(first))) > 1
     weights.close()
+
+
+def continued(asked: Group, more: str, weights: Weights) -> Group:
+    """The same question after a document that goes on with ``more``."""
+    tail = weights.tokenize(more, add_special=False, parse_special=False)
+    return replace(asked, document=asked.document + tuple(tail))
+
+
+def test_a_kept_document_is_extended(smol: Weights) -> None:
+    """Without flash attention, whose sums depend on where batches end, to the same last digit."""
+    short = group(smol, "q1", Q1, STORY)
+    long = continued(short, STORY, smol)
+    with context(smol, flash_attn=False) as made:
+        fresh = run(smol, made, [long])["q1"]
+        scheduler = Scheduler(smol, made, SAMPLING)
+        for asked in (short, long, long, short):
+            [(_, answers)] = scheduler.run([asked], keep=True)
+            prefilled = answers[0].prefill_tokens
+            if asked == long:
+                assert texts(answers) == texts(fresh)
+                assert [a.mean_logprob for a in answers] == [a.mean_logprob for a in fresh]
+                assert prefilled in (
+                    len(long.document) - len(short.document) + len(long.question),
+                    len(long.question),
+                )
+        # What no group goes on from is dropped, never cut back.
+        assert prefilled == short.prompt_tokens
+        assert texts(run(smol, made, [long])["q1"]) == texts(fresh)
+
+
+def test_a_kept_document_slides_on(gemma: Weights) -> None:
+    """Past the window of 512, with forks of it in between, in a small cache that does not forget it."""
+    short = group(gemma, "q1", Q1, STORY * 5)
+    long = continued(short, STORY * 4, gemma)
+    greedy = replace(SAMPLING, temperature=0.0, max_tokens=12)
+    with context(gemma, cells=2048, n_ubatch=256, flash_attn=False) as made:
+        fresh = texts(run(gemma, made, [long], greedy)["q1"])
+        scheduler = Scheduler(gemma, made, greedy)
+        [_] = scheduler.run([short], keep=True)
+        [(_, answers)] = scheduler.run([long], keep=True)
+    assert len(short.document) < 512 < len(long.document)
+    assert answers[0].prefill_tokens == long.prompt_tokens - len(short.document)
+    assert texts(answers) == fresh
+
+
+def test_prefilling_again_is_growth(smol: Weights) -> None:
+    asked, progress = group(smol, "q1", Q1, STORY), Progress()
+    with context(smol) as made:
+        phases = []
+
+        def watch() -> bool:
+            phases.append(progress.phase)
+            return False
+
+        scheduler = Scheduler(smol, made, SAMPLING, progress=progress, stopping=watch)
+        [(_, answers)] = scheduler.run([asked], held=70)
+    # Chunks of 64: 64 and 6 that were there before, then what is new.
+    assert [phase for phase in phases if phase in ("grow", "prefill")][:3] == ["grow", "grow", "prefill"]
+    assert answers[0].prefill_tokens == asked.prompt_tokens
+    assert 0 < progress.grow_s < progress.prefill_s
+    assert progress.decode_steps == max(a.generated_tokens for a in answers) - 1
 
 
 def test_several_in_flight_answer_everything(smol: Weights) -> None:

@@ -68,3 +68,59 @@ def test_choices_are_shown_unless_the_question_shows_them() -> None:
     assert shown == "Which colour?\n\nA. red\nB. blue\n\nAnswer with the letter."
     itself = messages_of(Prompt(id="a", prompt="red or blue?", choices=["red", "blue"]))[-1]["content"]
     assert itself == "red or blue?"
+
+
+def test_a_conversation(tmp_path: Path) -> None:
+    [chat] = read(
+        tmp_path,
+        {
+            "id": "chat",
+            "document": "A story.",
+            "turns": [
+                " Who? ",
+                {"content": "How many?", "answer": 42, "reply": "Many."},
+                {"content": "b", "kind": "text"},
+            ],
+        },
+        system="all",
+    )
+    one, two, three = chat.turns
+    assert (chat.id, chat.question, chat.document, chat.system) == ("chat", "Who?", "A story.", "all")
+    assert (one.content, one.kind, one.reply) == ("Who?", "text", None)
+    assert (two.answer, two.kind, two.reply) == ("42", "number", "Many.")
+    assert (three.kind, chat.turn_id(3)) == ("text", "chat/3")
+    assert least_tokens(PromptsConfig(path=str(tmp_path / "p.jsonl"))) == 1
+
+
+def test_a_turn_takes_what_the_config_says_for_all(tmp_path: Path) -> None:
+    [chat] = read(tmp_path, {"turns": ["a", {"content": "b", "kind": "text"}]}, kind="number")
+    assert [turn.kind for turn in chat.turns] == ["number", "text"]
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ({"turns": []}, "line 1: `turns` must be a list of questions, at least one"),
+        ({"turns": "Why?"}, "line 1: `turns` must be a list of questions, at least one"),
+        ({"turns": ["a"], "prompt": "b"}, "line 1: give one of `prompt`, `messages` and `turns`"),
+        ({"turns": ["a"], "answer": "b"}, "line 1: 'answer' of a conversation belongs in the turn"),
+        ({"turns": ["a", 3]}, "line 1, turn 2: a turn is a text, or a JSON object with `content`"),
+        ({"turns": [{"answer": 3}]}, "line 1, turn 1: a turn is a text, or a JSON object with `content`"),
+        ({"turns": ["a", "  "]}, "line 1, turn 2: content=''"),
+        ({"turns": [{"content": "a", "anwser": 3}]}, "line 1, turn 1: unknown key 'anwser'; did you mean"),
+        ({"turns": [{"content": "a", "answer": "many", "kind": "number"}]}, "'p1/1': its answer 'many' is no"),
+        ({"turns": ["a", {"content": "a", "kind": "regex"}]}, "'p1/2': kind=regex needs a pattern"),
+    ],
+)  # fmt: skip
+def test_a_bad_conversation(row: dict[str, Any], said: str, tmp_path: Path) -> None:
+    with pytest.raises(PromptError) as refused:
+        read(tmp_path, row)
+    assert said in str(refused.value)
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_an_id_that_is_a_turns(swapped: bool, tmp_path: Path) -> None:
+    rows = [{"id": "chat", "turns": ["a", "b"]}, {"id": "chat/2", "prompt": "c"}]
+    with pytest.raises(PromptError, match=r"the id 'chat/2' is used twice \(turn 2 of 'chat'\)"):
+        read(tmp_path, *(reversed(rows) if swapped else rows))
+    assert len(read(tmp_path, rows[0], {"id": "chat/3", "prompt": "c"})) == 2

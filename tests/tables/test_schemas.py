@@ -13,6 +13,8 @@ PROMISED = {
     "generations": "text answer seed prompt_tokens prefill_tokens generated_tokens mean_logprob "
     "finish_reason status",
     "votes": "rule winner votes workers margin agreement tie abstained correct",
+    "growth": "prompt_id step turn action from_window to_window session_tokens occupancy decode_tok_s "
+    "needed_bytes available_bytes reprefill_tokens reprefill_s reason",
     "traces": "phase t_s rss_bytes vram_bytes kv_cells_used kv_bytes active_sequences tok_s",
 }
 
