@@ -263,8 +263,9 @@ class WindowConfig:
     factor 1.5 from ``floor`` to the native context; conversations climb unless the window is fixed. No window
     passes ``max``. ``target`` is the window that ``model.quant=auto`` wants to reach.
 
-    A conversation grows at the end of a turn when ``grow_at`` of its window is used, as long as it decodes at
-    ``speed_floor`` tok/s or more. Where weights spill, the first window may be larger than the floor while its
+    A climb starts at the largest rung that fits whole, or with ``start=floor`` at the first, which leaves memory
+    to others until it is needed. A conversation grows at the end of a turn when ``grow_at`` of its window is
+    used, as long as it decodes at ``speed_floor`` tok/s or more. Where weights spill, the first window may be larger than the floor while its
     cache takes at most ``early_cost`` of the VRAM. When growth is refused a conversation stops, or its earlier
     turns are compressed to a summary (``on_refusal``).
     """
@@ -277,6 +278,7 @@ class WindowConfig:
     grow_at: Annotated[float, Field(gt=0, le=1)] = 0.85
     speed_floor: Annotated[float, Field(ge=0)] = 6.0
     early_cost: Share = 0.15
+    start: Literal["largest", "floor"] = "largest"
     on_refusal: Literal["stop", "compress"] = "stop"
 
 

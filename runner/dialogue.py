@@ -169,7 +169,7 @@ class Dialogue:
         for generations in self._run(group_of(item, workers=self._swarm.workers, seed=self._swarm.seed)):
             reply = self._desk.answered(item, generations)
         steps, seconds = p.decode_steps - steps, p.decode_s - seconds
-        self._window.decode_tok_s = steps / seconds if steps else None
+        self._window.decoded(steps / seconds if steps else None)
         return reply
 
     def _run(self, group: Group, sampling: SamplingConfig | None = None) -> Iterator[list[Generation]]:

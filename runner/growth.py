@@ -45,15 +45,15 @@ class Growth:
 class Window:
     """A conversation's window.
 
-    ``plan`` is of the context that is open, ``session_tokens`` what was said so far, ``decode_tok_s`` the rate
-    of one sequence in the last turn: the conversation keeps all three up to date.
+    ``plan`` is of the context that is open, ``session_tokens`` what was said so far: the conversation keeps both
+    up to date. ``decode_tok_s`` is the rate of one sequence, in the faster of the last two turns.
     """
 
     def __init__(self, plan: Plan, decide: Decide, record: Callable[[Growth], None]) -> None:
         """``record`` gets every decision, a growth once more when its re-prefill is measured."""
         self.plan = plan
         self.session_tokens = 0
-        self.decode_tok_s: float | None = None
+        self._rates: list[float] = []
         self._decide, self._record = decide, record
         self._steps = 0
         self._unmeasured: Growth | None = None
@@ -62,6 +62,17 @@ class Window:
     def tokens(self) -> int:
         """How far a worker's positions reach now."""
         return self.plan.window_tokens
+
+    @property
+    def decode_tok_s(self) -> float | None:
+        """Tokens a second of one sequence; None before the first turn."""
+        # One slow moment of a busy machine is no reason to end a conversation.
+        return max(self._rates[-2:], default=None)
+
+    def decoded(self, tok_s: float | None) -> None:
+        """A turn was answered at this rate; None is not measurable."""
+        if tok_s is not None:
+            self._rates.append(tok_s)
 
     def grown(self, prompt_id: str, turn: int, need: int) -> tuple[Plan, str]:
         """The plan to go on with, rung by rung up to one that holds ``need`` tokens, and the last reason given.

@@ -3,20 +3,11 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pytest
 from commands import one_line, runner
-from rich.console import Console
 
-from runner import job, resolve
-from runner.config import JobConfig, PromptsConfig, SamplingConfig, SwarmConfig, WindowConfig
-from runner.models.catalogue import named
-from runner.planning.resolve import at_window
-from runner.report.terminal import View
-from runner.session import Session
 from runner.tables import load
 
 PLACES = ("Orla", "Veyra", "Tamsin", "Quell", "Harrow", "Lunde")
@@ -70,28 +61,13 @@ def test_a_conversation_among_prompts(tmp_path: Path) -> None:
     assert set(t.plans["window_policy"]) == {"ladder"}
 
 
-def test_a_window_that_grows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From the floor, as where the memory for more was not free when the job began."""
-
-    def from_the_floor(config: JobConfig, path: Path, *rest: Any) -> resolve.Resolved:
-        resolved = resolve.resolve_job(config, path, *rest)
-        floor = at_window(resolved.plan.request, config.window.floor)
-        return replace(resolved, plan=resolve.measured(path, floor))
-
-    monkeypatch.setattr(job, "resolve_job", from_the_floor)
-    config = JobConfig(
-        model=named("smollm2"),
-        n_threads=1,
-        prompts=PromptsConfig(items=[{"id": "chat", "turns": [*notes(6), "Who pays most?"]}]),
-        sampling=SamplingConfig(max_tokens=8),
-        swarm_size=SwarmConfig(workers=2),
-        window=WindowConfig(floor=256, max=768, speed_floor=0),
-    )
-    session = Session()
-    result = job.run_job(config, tmp_path, session, View(Console(quiet=True)))
-    session.close()
+def test_a_window_that_grows(tmp_path: Path) -> None:
+    prompts = written(tmp_path, {"id": "chat", "turns": [*notes(6), "Who pays most?"]})
+    ladder = ("window.start=floor", "window.floor=256", "window.max=768", "window.speed_floor=0")
+    done = runner(tmp_path, prompts, *ladder, "swarm_size=2", "sampling.max_tokens=8", "n_threads=1")
+    assert done.returncode == 0, done.stderr
     t = load(tmp_path)
-    assert (result.prompts, t.jobs["status"].tolist()) == (7, ["done"])
+    assert (len(t.votes), t.jobs["status"].tolist()) == (7, ["done"])
     grown = t.growth[t.growth["action"] == "grow"]
     assert grown[["from_window", "to_window"]].to_numpy().tolist() == [[256, 384], [384, 576], [576, 768]]
     for _, row in grown.iterrows():

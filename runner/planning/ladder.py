@@ -33,7 +33,8 @@ def initial(window: WindowConfig, native: int, need: int, at: Callable[[int, boo
 
     The largest rung that fits without spilling or paging; else the floor, or the largest rung above it whose
     cells take at most ``window.early_cost`` of the memory, with weights spilled as they must. Never beyond
-    VRAM and RAM together: then the floor's refusal, with its bytes, is what comes back.
+    VRAM and RAM together: then the floor's refusal, with its bytes, is what comes back. With
+    ``window.start=floor`` the first rung is the only choice.
 
     Args:
         window: the ladder's numbers.
@@ -51,9 +52,12 @@ def initial(window: WindowConfig, native: int, need: int, at: Callable[[int, boo
             f"the first turn and its answer need {need} tokens, the largest window is {limit} "
             f"({'window.max' if limit != native else 'the native context'}); shorten it or choose another model"
         )
+    if window.start == "floor":
+        steps = steps[:1]
     whole = _largest(steps, lambda rung: at(rung, False).whole)
     if whole is not None:
-        return _because(at(whole, False), f"the largest rung that fits whole, {_ki(whole)}")
+        which = "the largest rung that fits whole" if window.start == "largest" else "the first rung"
+        return _because(at(whole, False), f"{which}, {_ki(whole)}")
     floor = at(steps[0], True)
     if floor.status == "refused":
         return floor

@@ -87,6 +87,21 @@ class Plan:
         return self.status != "refused" and self.weights == "resident" and self.spill is None
 
     @property
+    def sources(self) -> dict[str, str]:
+        """Where the bytes of each kind come from."""
+        engine = "the engine's dry run" if self.source == "dry_run" else "formula"
+        compute = engine if self.source == "dry_run" else "bound"
+        weights = "declared" if self.request.profile.approximate else "the file's tensors"
+        return {
+            "weights": weights,
+            "kv": engine,
+            "recurrent": engine,
+            "compute": compute,
+            "overhead": "bound",
+            "mmproj": "declared",
+        }
+
+    @property
     def llama_server(self) -> str:
         """The command of a llama-server in the same posture."""
         return llama_server.command(self)
@@ -95,6 +110,7 @@ class Plan:
         """Columns of the ``plans`` table; ``flash_attn`` is ``on`` or ``off``, an empty reason the notes."""
         values = {name: getattr(self, name) for name in _COLUMNS}
         values["llama_server"] = self.llama_server
+        values["sources"] = "; ".join(f"{kind}: {source}" for kind, source in self.sources.items())
         values["flash_attn"] = "on" if self.flash_attn else "off"
         values["reason"] = self.reason or "; ".join(self.notes)
         return values

@@ -128,13 +128,8 @@ def _found(plan: Plan, solve: str) -> str:
 
 
 def _kinds(plan: Plan) -> _Rows:
-    engine = "the engine's dry run" if plan.source == "dry_run" else "formula"
-    declared = "declared" if plan.request.profile.approximate else "the file's tensors"
-    bound = "bound" if plan.source == "formula" else engine
-    sources = {"weights": declared, "kv": engine, "recurrent": engine, "compute": bound, "overhead": "bound",
-               "mmproj": "declared"}  # fmt: skip
     rows = [["kind", "bytes", "", "source"]]
-    for kind, source in sources.items():
+    for kind, source in plan.sources.items():
         size = getattr(plan, f"{kind}_bytes")
         if size:
             rows.append([kind, f"{size:,}", gib(size), source])

@@ -112,6 +112,7 @@ PLANS = _schema(
     ("status", "str!", "fits, spilled or refused"),
     ("reason", "str", "Why the plan was refused or what it had to do, in one line"),
     ("source", "str", "Where KV and compute bytes come from: formula or dry_run"),
+    ("sources", "str", "Where the bytes of every kind come from, in words"),
     ("llama_server", "str", "The llama-server command of the same plan"),
 )
 

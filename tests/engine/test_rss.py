@@ -42,6 +42,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tell
 PAGE = os.sysconf("SC_PAGESIZE")
 PROMPT_TOKENS = 4000
 ANSWER_TOKENS = 16
+THREADS = 2
 WORDS = "The quick brown fox jumps over the lazy dog and looks for the river where the old mill stood. "
 
 
@@ -59,7 +60,7 @@ def measure(path: Path, workers: int) -> dict[str, int]:
     made, seen = planned(path, workers), Seen()
     before = _status()
     weights = Weights(path)
-    context = Context(weights, context_params(made), seen)
+    context = Context(weights, context_params(replace(made, n_threads=THREADS)), seen)
     text = WORDS * PROMPT_TOKENS
     tokens = weights.tokenize(text, add_special=True, parse_special=False)[:PROMPT_TOKENS]
     scheduler = Scheduler(weights, context, SamplingConfig(max_tokens=ANSWER_TOKENS))
@@ -202,7 +203,7 @@ def test_hybrid(tmp_path: Path, workers: int) -> None:
 def below_its_plan(folder: Path, *overrides: str) -> None:
     """A whole job's process, from its tables."""
     done = runner(
-        folder, *overrides, "n_threads=1", "prompts.count=1", "sampling.max_tokens=16", "trace.hz=20"
+        folder, *overrides, f"n_threads={THREADS}", "prompts.count=1", "sampling.max_tokens=16", "trace.hz=20"
     )
     assert done.returncode == 0, done.stderr
     tables = load(folder / "outputs")
