@@ -265,9 +265,9 @@ class WindowConfig:
 
     A climb starts at the largest rung that fits whole, or with ``start=floor`` at the first, which leaves memory
     to others until it is needed. A conversation grows at the end of a turn when ``grow_at`` of its window is
-    used, as long as it decodes at ``speed_floor`` tok/s or more. Where weights spill, the first window may be larger than the floor while its
-    cache takes at most ``early_cost`` of the VRAM. When growth is refused a conversation stops, or its earlier
-    turns are compressed to a summary (``on_refusal``).
+    used, as long as it decodes at ``speed_floor`` tok/s or more. Where weights spill, the first window may be
+    larger than the floor while its cache takes at most ``early_cost`` of the VRAM. When growth is refused a
+    conversation stops, or its earlier turns are compressed to a summary (``on_refusal``).
     """
 
     policy: Literal["need", "fixed", "ladder"] = "need"
