@@ -8,12 +8,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from commands import one_line, runner
 
 from runner.config import conf_dir
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
+PLANNING = (ROOT / "docs" / "planning.md").read_text()
 USAGE = (ROOT / "docs" / "usage.md").read_text()
 
 
@@ -28,15 +30,32 @@ def test_the_pandas_example_runs_as_printed(tmp_path: Path) -> None:
 
 
 def test_the_refusal_is_the_one_printed(tmp_path: Path) -> None:
-    printed = re.search(r"\$ python -m runner (model=qwen35b hardware\.ram=16GiB)\n(error: .*)\n", README)
+    printed = re.search(
+        r"\$ python -m runner (model=qwen3_8b hardware\.ram=\S+ prompts.*)\n(error: .*)\n", README
+    )
     assert printed
     said = one_line(runner(tmp_path, *printed[1].split()))
-    # Free memory and the number of threads are this machine's; what the model needs is not.
+    # The number of threads, and with it the scratch, is this machine's; the rest is the job's.
     same = re.compile(
-        r"qwen35b with 5 workers does not fit|weights [\d.]+ GiB|kv [\d.]+ MiB|recurrent [\d.]+ MiB"
+        r"^error: .* does not fit|kv [\d.]+ GiB|kv_mode.k=q8_0 saves [\d.]+ MiB|makes it fit: .*$"
     )
     assert same.findall(said) == same.findall(printed[2])
     assert len(same.findall(said)) == 4
+
+
+@pytest.mark.parametrize("page", [README, PLANNING], ids=["README", "planning"])
+def test_the_plan_is_the_one_printed(page: str, tmp_path: Path) -> None:
+    for printed in re.findall(r"\$ (python -m runner\.plan .*(?:\n(?!```).*)*)", page):
+        command, *lines = printed.split("\n")
+        # The llama-server command and the scratch depend on this machine's threads.
+        lines = [
+            line
+            for line in lines
+            if not line.startswith(("llama-server", "overhead", "total", "...", "VRAM"))
+        ]
+        done = runner(tmp_path, *shlex.split(command)[3:], module="runner.plan")
+        assert len(lines) > 10
+        assert [line for line in lines if line not in done.stdout.split("\n")] == []
 
 
 def test_every_option_is_in_the_usage_page() -> None:
@@ -47,11 +66,12 @@ def test_every_option_is_in_the_usage_page() -> None:
 
 
 def test_every_command_composes(tmp_path: Path) -> None:
-    lines = [line.removeprefix("$ ") for line in README.splitlines()]
-    commands = [shlex.split(line)[3:] for line in lines if line.startswith("python -m runner ")]
-    assert len(commands) >= 4
-    for arguments in commands:
-        done = runner(tmp_path, *(argument for argument in arguments if argument != "-m"), "--cfg", "job")
+    lines = [line.strip().removeprefix("$ ") for page in (README, PLANNING) for line in page.splitlines()]
+    commands = [shlex.split(line)[2:] for line in lines if re.match(r"python -m runner(\.plan)? ", line)]
+    assert len(commands) >= 10
+    for module, *arguments in commands:
+        single = (argument for argument in arguments if argument != "-m")
+        done = runner(tmp_path, *single, "--cfg", "job", module=module)
         swept = "-m" in arguments and "add -m" in done.stderr
         assert swept or done.returncode == 0, (arguments, done.stderr)
 
