@@ -30,7 +30,7 @@ from runner.errors import ConfigError
 from runner.ledger import Ledger
 from runner.planner import measured_shapes
 from runner.planning.flash import remember, shape_of
-from runner.planning.gguf_header import from_gguf
+from runner.planning.model.gguf_header import from_gguf
 from runner.planning.plan import Plan
 from runner.planning.remedies import accept
 from runner.progress import Progress

@@ -15,8 +15,8 @@ from runner.ledger import Ledger
 from runner.planning import growth
 from runner.planning.ask import Workload
 from runner.planning.growth import GrowthDecision
+from runner.planning.model.profile import ModelProfile
 from runner.planning.plan import Plan
-from runner.planning.profile import ModelProfile
 from runner.progress import Progress
 from runner.report.terminal import View
 from runner.resolve import replan

@@ -18,7 +18,7 @@ from runner.engine.sampler import check_grammar
 from runner.engine.scheduler import Scheduler
 from runner.interrupt import stop_on_interrupt
 from runner.ledger import Ledger
-from runner.planning.gguf_header import from_gguf
+from runner.planning.model.gguf_header import from_gguf
 from runner.planning.plan import Plan
 from runner.planning.remedies import accept
 from runner.progress import Progress

@@ -12,12 +12,12 @@ from runner.config import HardwareConfig, JobConfig, ModelConfig, PromptsConfig
 from runner.errors import ConfigError
 from runner.planning import flash, quants
 from runner.planning.ask import Workload, request_for
-from runner.planning.build import offload_backends
-from runner.planning.gguf_header import from_gguf
-from runner.planning.hardware import Hardware, look, probe
+from runner.planning.hardware.budget import Hardware, look, probe
+from runner.planning.hardware.build import offload_backends
 from runner.planning.inverse import Limit, largest
+from runner.planning.model.gguf_header import from_gguf
+from runner.planning.model.profile import ModelProfile, from_config
 from runner.planning.plan import Plan
-from runner.planning.profile import ModelProfile, from_config
 from runner.planning.request import Request
 from runner.planning.resolve import at_window, resolve
 from runner.planning.sequences import MAX_SEQUENCES

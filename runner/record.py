@@ -18,7 +18,7 @@ from runner import __version__
 from runner.config import JobConfig
 from runner.engine import bindings
 from runner.errors import Interrupted, KvswarmError, PlanRefusedError
-from runner.planning.cpu import cpu_name
+from runner.planning.hardware.cpu import cpu_name
 from runner.progress import Progress
 from runner.tables import TableWriter
 from runner.trace import Tracer

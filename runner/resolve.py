@@ -16,11 +16,11 @@ from runner.overrides import with_overrides
 from runner.planner import expected, measured_shapes
 from runner.planning import compatibility, flash, quants
 from runner.planning.ask import Workload, request_for
-from runner.planning.build import offload_backends
 from runner.planning.facts import Facts
-from runner.planning.hardware import Hardware, probe, with_held
+from runner.planning.hardware.budget import Hardware, probe, with_held
+from runner.planning.hardware.build import offload_backends
+from runner.planning.model.profile import ModelProfile, from_config
 from runner.planning.plan import Plan
-from runner.planning.profile import ModelProfile, from_config
 from runner.planning.remedies import Step, accept, applied, ladder, numbered, sufficient
 from runner.planning.request import Request
 from runner.planning.resolve import at_window, resolve, with_dry_run, with_more_compute

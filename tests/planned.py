@@ -9,9 +9,9 @@ from runner.config import JobConfig, KvModeConfig, RecurrentConfig, SpillConfig,
 from runner.models.catalogue import named
 from runner.overrides import with_overrides
 from runner.planning.ask import Workload, request_for
-from runner.planning.hardware import GIB, Gpu, Hardware, Machine, probe
+from runner.planning.hardware.budget import GIB, Gpu, Hardware, Machine, probe
+from runner.planning.model.profile import Block, Layer, ModelProfile, from_config
 from runner.planning.plan import Plan
-from runner.planning.profile import Block, Layer, ModelProfile, from_config
 from runner.planning.request import Demand, Request
 from runner.planning.resolve import resolve
 

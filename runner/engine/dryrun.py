@@ -22,9 +22,9 @@ from typing import Any
 from runner.engine.context import Context, ContextParams, context_params
 from runner.engine.weights import Weights
 from runner.errors import EngineError
-from runner.planning import gguf_file
+from runner.planning.model import gguf_file
+from runner.planning.model.profile import ModelProfile
 from runner.planning.plan import DryRun, Plan
-from runner.planning.profile import ModelProfile
 
 _MIB = 2**20
 _TIMEOUT_S = 300

@@ -10,8 +10,8 @@ from runner.errors import ConfigError
 from runner.planning.compatibility import check
 from runner.planning.facts import Facts
 from runner.planning.flash import Ratios, choose, shape_of
-from runner.planning.hardware import Hardware
-from runner.planning.profile import ModelProfile
+from runner.planning.hardware.budget import Hardware
+from runner.planning.model.profile import ModelProfile
 from runner.planning.request import Demand, Request
 from runner.planning.sequences import sequences_needed
 
@@ -124,8 +124,9 @@ def _projector_bytes(model: ModelConfig) -> int:
 def _source(model: ModelConfig, file: Path | None) -> tuple[str, ...]:
     """How llama-server is told which model to serve."""
     projector = ("--mmproj", model.mmproj) if model.mmproj is not None else ()
-    if file is not None:
-        return ("-m", str(file), *projector)
+    path = file or model.path
+    if path is not None:
+        return ("-m", str(path), *projector)
     if model.source is not None and model.source.repo is not None and model.source.file is not None:
         return ("-hf", model.source.repo, "-hff", model.source.file, *projector)
     return ("-m", f"{model.name}.gguf", *projector)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from runner.config import WindowConfig
 from runner.errors import PlanRefusedError
-from runner.planning.profile import ModelProfile
+from runner.planning.model.profile import ModelProfile
 
 
 def window_tokens(profile: ModelProfile, window: WindowConfig, prefix_tokens: int, suffix_tokens: int) -> int:

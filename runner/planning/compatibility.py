@@ -1,12 +1,11 @@
 """Which options cannot work together, why, and what to type instead: one table, and the check against it.
 
-``docs/compatibility.md`` is generated from :data:`RULES`: ``python -m runner.planning.compatibility``. What merely
-does not fit, memory or window, is no matter of this table: a plan refuses that with the bytes or tokens missing.
+:mod:`runner.planning.compatibility_page` makes ``docs/compatibility.md`` of :data:`RULES`. What merely does not
+fit, memory or window, is no matter of this table: a plan refuses that with the bytes or tokens missing.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -247,9 +246,3 @@ RULES: tuple[Rule, ...] = (
         ("speculative=auto",),
     ),
 )
-
-
-if __name__ == "__main__":
-    from runner.planning.compatibility_page import page
-
-    sys.stdout.write(page())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
@@ -10,14 +11,14 @@ import yaml
 from runner.config import JobConfig, KvModeConfig, conf_dir, parse
 from runner.planning.compatibility import RULES, Rule
 from runner.planning.facts import Facts
-from runner.planning.profile import Layer, ModelProfile
+from runner.planning.model.profile import Layer, ModelProfile
 
 _INTRO = """\
 # Options that cannot work together
 
-This page is generated: `python -m runner.planning.compatibility > docs/compatibility.md`. The rules are data in
-`runner/planning/compatibility.py`. A test walks the combinations of models, hardware, KV modes, flash attention,
-windows, workers, spill, prompts and prompts in flight, so many of them that every three options meet: each one
+This page is generated: `python -m runner.planning.compatibility_page > docs/compatibility.md`. The rules are data
+in `runner/planning/compatibility.py`. A test walks the combinations of models, hardware, KV modes, flash
+attention, windows, workers, spill, prompts and prompts in flight, so many of them that every three options meet: each one
 plans, or is refused by the first of these rules that it breaks.
 
 `python -m runner` and `python -m runner.plan` hold a job against the same rules before anything is fetched or
@@ -112,3 +113,7 @@ def _model(arch: str, layers: Sequence[Layer]) -> ModelProfile:
         n_ctx_train=1,
         weights_bytes=1,
     )
+
+
+if __name__ == "__main__":
+    sys.stdout.write(page())

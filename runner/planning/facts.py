@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from kvcache import budget
 from runner.config import JobConfig
-from runner.planning.hardware import Hardware
-from runner.planning.profile import ModelProfile
+from runner.planning.hardware.budget import Hardware
+from runner.planning.model.profile import ModelProfile
 
 WITHOUT_FLASH = frozenset({"grok"})
 """Architectures for which llama.cpp forces flash attention off (``llama_init_from_model``)."""

@@ -11,7 +11,7 @@ from typing import Literal
 
 from kvcache import budget
 from runner.config import JobConfig, KvModeConfig
-from runner.planning.cpu import cpu_name
+from runner.planning.hardware.cpu import cpu_name
 
 Ratios = Mapping[str, float]
 """Measured total time with flash attention over the time without, by :attr:`Shape.key`."""

@@ -7,8 +7,8 @@ the engine's dry run reserves; where a file is at hand the dry run's figure repl
 from __future__ import annotations
 
 from kvcache import budget
-from runner.planning import architectures
-from runner.planning.profile import ModelProfile
+from runner.planning.model import architectures
+from runner.planning.model.profile import ModelProfile
 
 PROCESS_BYTES = 160 * 2**20
 """RSS of this process with every module of the runner imported and no model loaded: 131 MiB on x86-64 Linux,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from runner.planning.hardware import gib
-from runner.planning.profile import ModelProfile
+from runner.planning.hardware.budget import gib
+from runner.planning.model.profile import ModelProfile
 from runner.planning.spill import blocks_of
 
 DISK_BYTES_S = 2 * 10**9

@@ -15,8 +15,8 @@ from typing import Literal
 
 from runner.config import SpillConfig
 from runner.planning import spill as spilling
-from runner.planning.hardware import Hardware
-from runner.planning.profile import ModelProfile
+from runner.planning.hardware.budget import Hardware
+from runner.planning.model.profile import ModelProfile
 from runner.planning.spill import Spill
 
 Status = Literal["fits", "spilled", "refused"]

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from runner.planning import llama_server
-from runner.planning.hardware import gib
+from runner.planning.hardware.budget import gib
 from runner.planning.placement import Placement, Status
 from runner.planning.request import Request
 from runner.planning.spill import Spill

@@ -10,8 +10,8 @@ from runner.planning.ask import Workload, request_for
 from runner.planning.compatibility import check
 from runner.planning.facts import Facts
 from runner.planning.flash import Ratios
-from runner.planning.hardware import Hardware
-from runner.planning.profile import from_config
+from runner.planning.hardware.budget import Hardware
+from runner.planning.model.profile import from_config
 from runner.planning.resolve import at_window
 
 AUTO = "auto"

@@ -15,7 +15,7 @@ from kvcache.budget import CELL_PADDING
 from runner.config import JobConfig
 from runner.errors import KvswarmError, PlanRefusedError
 from runner.overrides import with_overrides
-from runner.planning.hardware import gib
+from runner.planning.hardware.budget import gib
 from runner.planning.ladder import FACTOR
 from runner.planning.plan import Plan
 from runner.planning.resolve import climbs

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from runner.config import KvModeConfig, SpillConfig, WindowConfig
-from runner.planning.hardware import Hardware
-from runner.planning.profile import ModelProfile
+from runner.planning.hardware.budget import Hardware
+from runner.planning.model.profile import ModelProfile
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from runner.config import SpillConfig, WindowConfig
 from runner.errors import PlanRefusedError
 from runner.planning import checks, ladder, memory, paging
 from runner.planning import spill as spilling
-from runner.planning.hardware import gib
+from runner.planning.hardware.budget import gib
 from runner.planning.placement import Need, Placement, place
 from runner.planning.plan import DryRun, Plan, shortage
 from runner.planning.request import Request

@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
-from runner.planning.profile import ModelProfile
-from runner.planning.weights_map import EXPERTS, FFN, Block
+from runner.planning.model.profile import ModelProfile
+from runner.planning.model.weights_map import EXPERTS, FFN, Block
 
 
 @dataclass(frozen=True)

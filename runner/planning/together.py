@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from runner.errors import ConfigError
-from runner.planning.hardware import gib
+from runner.planning.hardware.budget import gib
 from runner.planning.memory import PROCESS_BYTES
 from runner.planning.placement import unusable
 from runner.planning.plan import Plan

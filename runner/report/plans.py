@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from runner.planning.hardware import GIB, gib
+from runner.planning.hardware.budget import GIB, gib
 from runner.planning.plan import Plan
 from runner.planning.remedies import sufficient
 

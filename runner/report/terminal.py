@@ -13,7 +13,7 @@ from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bars
 from rich.table import Table
 
-from runner.planning.hardware import gib
+from runner.planning.hardware.budget import gib
 
 if TYPE_CHECKING:
     from runner.context import PreparedPrompt

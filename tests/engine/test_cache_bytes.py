@@ -13,7 +13,7 @@ from runner.config import KvModeConfig
 from runner.engine.context import Context, context_params
 from runner.engine.tap import CacheTensors
 from runner.engine.weights import Weights
-from runner.planning.gguf_header import from_gguf
+from runner.planning.model.gguf_header import from_gguf
 from runner.planning.plan import Plan
 from runner.planning.sequences import sequences_needed
 

@@ -15,10 +15,10 @@ from runner.config import SamplingConfig
 from runner.engine.context import Context, context_params
 from runner.engine.dryrun import LogLines
 from runner.engine.weights import Weights
-from runner.planning.gguf_header import from_gguf
+from runner.planning.model.gguf_header import from_gguf
+from runner.planning.model.weights_map import FFN
 from runner.planning.plan import Plan
 from runner.planning.spill import Spill
-from runner.planning.weights_map import FFN
 
 GREEDY = SamplingConfig(temperature=0, max_tokens=12)
 PROMPT = "Say in a few words what the sea is like in winter."

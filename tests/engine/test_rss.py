@@ -31,8 +31,8 @@ from runner.engine.dryrun import dry_run
 from runner.engine.scheduler import Scheduler
 from runner.engine.sequence import Group
 from runner.engine.weights import Weights
-from runner.planning.gguf_header import from_gguf
 from runner.planning.memory import PROCESS_BYTES
+from runner.planning.model.gguf_header import from_gguf
 from runner.planning.plan import Plan
 from runner.planning.sequences import sequences_needed
 from runner.tables import load

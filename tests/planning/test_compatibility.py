@@ -41,8 +41,8 @@ from runner.planning.ask import facts_of
 from runner.planning.compatibility import RULES, Rule
 from runner.planning.compatibility_page import page
 from runner.planning.facts import Facts
-from runner.planning.gguf_header import from_gguf
-from runner.planning.hardware import GIB
+from runner.planning.hardware.budget import GIB
+from runner.planning.model.gguf_header import from_gguf
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -256,7 +256,7 @@ def _gives_numbers(weights: Weights, k: str, v: str, flash_attn: bool) -> bool:
 
 
 def test_the_page_is_the_rules() -> None:
-    """``python -m runner.planning.compatibility > docs/compatibility.md``."""
+    """``python -m runner.planning.compatibility_page > docs/compatibility.md``."""
     assert (ROOT / "docs" / "compatibility.md").read_text() == page()
 
 

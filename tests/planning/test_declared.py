@@ -8,7 +8,7 @@ from kvcache.budget import ssm_state_bytes
 from runner.config import ProfileConfig, RecurrentConfig
 from runner.errors import ConfigError
 from runner.models import known
-from runner.planning.profile import ModelProfile, from_config
+from runner.planning.model.profile import ModelProfile, from_config
 
 MODELS = {model.name: model for model in known()}
 STATE = RecurrentConfig(4, 128, 32, 2)

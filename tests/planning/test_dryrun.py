@@ -15,7 +15,7 @@ from runner.engine import dryrun
 from runner.engine.dryrun import LogLines, dry_run
 from runner.engine.weights import Weights
 from runner.errors import EngineError
-from runner.planning.gguf_header import from_gguf
+from runner.planning.model.gguf_header import from_gguf
 from runner.planning.plan import Plan
 from runner.planning.resolve import with_dry_run
 

@@ -8,7 +8,7 @@ import pytest
 from tiny_models import write_llama
 
 from runner.errors import ModelError
-from runner.planning import gguf_file
+from runner.planning.model import gguf_file
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from planned import AUTO, DENSE, MIXTURE, Q8, ask, card, host
 
 from runner.config import WindowConfig
 from runner.planning.growth import GrowthDecision, decide
-from runner.planning.hardware import GIB, Hardware, with_held
+from runner.planning.hardware.budget import GIB, Hardware, with_held
 from runner.planning.plan import Plan
 from runner.planning.resolve import at_window
 

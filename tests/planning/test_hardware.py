@@ -18,12 +18,12 @@ from omegaconf import OmegaConf
 from runner.config import HardwareConfig, conf_dir, parse
 from runner.engine import bindings
 from runner.errors import PlanRefusedError
-from runner.planning import cgroup, gpus
-from runner.planning.build import offload_backends
-from runner.planning.cgroup import Limits
-from runner.planning.gpus import Gpu
-from runner.planning.hardware import GIB, Hardware, margin_bytes, probe, reserve_bytes, with_held
-from runner.planning.machine import Machine, look, physical_cores, reclaimable_bytes
+from runner.planning.hardware import cgroup, gpus
+from runner.planning.hardware.budget import GIB, Hardware, margin_bytes, probe, reserve_bytes, with_held
+from runner.planning.hardware.build import offload_backends
+from runner.planning.hardware.cgroup import Limits
+from runner.planning.hardware.gpus import Gpu
+from runner.planning.hardware.machine import Machine, look, physical_cores, reclaimable_bytes
 
 
 def tree(root: Path, files: dict[str, str]) -> Path:
@@ -508,7 +508,7 @@ def test_the_installed_build_says_of_itself_what_its_files_say() -> None:
 
 
 def test_the_files_are_told_without_loading_the_engine() -> None:
-    asks = "from runner.planning.build import offload_backends; offload_backends()"
+    asks = "from runner.planning.hardware.build import offload_backends; offload_backends()"
     said = f"import sys; {asks}; print('llama_cpp' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", said], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"

@@ -4,10 +4,10 @@ import pytest
 from planned import AUTO, DENSE, HYBRID, MIB, MIXTURE, Q8, SMALL, ask, card, host, model, plan, unified
 
 from runner.errors import PlanRefusedError
-from runner.planning.hardware import GIB, Hardware
+from runner.planning.hardware.budget import GIB, Hardware
 from runner.planning.inverse import largest
+from runner.planning.model.profile import Block, Layer, ModelProfile
 from runner.planning.plan import Plan
-from runner.planning.profile import Block, Layer, ModelProfile
 from runner.planning.resolve import at_window
 
 SLIDING = ModelProfile(

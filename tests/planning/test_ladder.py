@@ -11,10 +11,10 @@ from planned import AUTO, DENSE, KIB, MIB, MIXTURE, Q8, SMALL, ask, card, declar
 
 from runner.config import SpillConfig, WindowConfig
 from runner.errors import PlanRefusedError
-from runner.planning.hardware import GIB, Hardware
+from runner.planning.hardware.budget import GIB, Hardware
 from runner.planning.ladder import rungs
+from runner.planning.model.profile import Block
 from runner.planning.plan import Plan
-from runner.planning.profile import Block
 from runner.planning.resolve import at_window, resolve
 
 LADDER = WindowConfig(policy="ladder")

@@ -11,10 +11,10 @@ import pytest
 from planned import AUTO, DENSE, HYBRID, MIB, MIXTURE, Q8, SMALL, again, card, host, job, model, plan, unified
 
 from runner.config import SpillConfig
-from runner.planning.hardware import GIB
+from runner.planning.hardware.budget import GIB
 from runner.planning.llama_server import server
+from runner.planning.model.profile import Layer, ModelProfile
 from runner.planning.plan import Plan
-from runner.planning.profile import Layer, ModelProfile
 from runner.planning.speculative import DECODE, STACKED
 
 ROOMY = card(1000 * GIB, 1000 * GIB)

@@ -17,9 +17,9 @@ from runner.config import KvModeConfig
 from runner.engine.context import Context, context_params
 from runner.engine.dryrun import LogLines, parse
 from runner.engine.weights import Weights
-from runner.planning.gguf_header import from_gguf
+from runner.planning.model.gguf_header import from_gguf
+from runner.planning.model.profile import ModelProfile
 from runner.planning.plan import DryRun, Plan
-from runner.planning.profile import ModelProfile
 from runner.planning.resolve import with_dry_run
 from runner.planning.sequences import sequences_needed
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from planned import DENSE, MIB, MIXTURE
 
-from runner.planning.hardware import GIB, gib
+from runner.planning.hardware.budget import GIB, gib
 from runner.planning.paging import DISK_BYTES_S, read_per_token, warning
 
 EXPERTS = 16 * 400 * MIB

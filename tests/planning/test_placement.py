@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from planned import AUTO, DENSE, HYBRID, MIB, MIXTURE, Q8, SMALL, card, host, model, plan, unified
 
 from runner.config import SpillConfig
-from runner.planning.hardware import GIB, Hardware
+from runner.planning.hardware.budget import GIB, Hardware
+from runner.planning.model.profile import Block, ModelProfile
 from runner.planning.plan import Plan
-from runner.planning.profile import Block, ModelProfile
 
 ROOMY = card(1000 * GIB)
 KV = SpillConfig(kv=True)

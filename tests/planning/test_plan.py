@@ -8,9 +8,9 @@ from planned import AUTO, DENSE, HYBRID, MIB, MIXTURE, Q8, SMALL, ask, card, dec
 
 from runner.config import KvModeConfig, SpillConfig, WindowConfig
 from runner.errors import PlanRefusedError
-from runner.planning.hardware import GIB
+from runner.planning.hardware.budget import GIB
+from runner.planning.model.profile import Layer, ModelProfile
 from runner.planning.plan import DryRun
-from runner.planning.profile import Layer, ModelProfile
 from runner.planning.resolve import at_window, resolve, with_dry_run
 from runner.tables.schemas import SCHEMAS
 

@@ -9,8 +9,8 @@ from gguf import GGUFWriter
 
 from runner.config import RecurrentConfig
 from runner.errors import ModelError
-from runner.planning.gguf_header import from_gguf
-from runner.planning.profile import Layer, ModelProfile
+from runner.planning.model.gguf_header import from_gguf
+from runner.planning.model.profile import Layer, ModelProfile
 
 
 def header(path: Path, arch: str, **fields: int | list[int] | list[bool]) -> Path:

@@ -8,9 +8,9 @@ from planned import again, job
 from runner.config import JobConfig
 from runner.errors import ConfigError
 from runner.planning.ask import Workload, request_for
-from runner.planning.hardware import Hardware, Machine, probe
+from runner.planning.hardware.budget import Hardware, Machine, probe
+from runner.planning.model.profile import from_config
 from runner.planning.plan import Plan
-from runner.planning.profile import from_config
 from runner.planning.quants import choose
 from runner.planning.resolve import at_window
 

@@ -8,7 +8,7 @@ from planned import MIB, again, job
 from runner.config import JobConfig
 from runner.errors import PlanRefusedError
 from runner.overrides import with_overrides
-from runner.planning.hardware import GIB
+from runner.planning.hardware.budget import GIB
 from runner.planning.plan import DryRun, Plan
 from runner.planning.remedies import Step, accept, advice, applied, ladder, numbered, sufficient
 from runner.planning.resolve import with_dry_run, with_more_compute

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from runner.planning.hardware import GIB
+from runner.planning.hardware.budget import GIB
 from runner.planning.speculative import DECODE, PLAIN, STACKED, Posture, fitting
 
 VOCABULARY = 248_320

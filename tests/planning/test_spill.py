@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from planned import DENSE, HYBRID, MIB, MIXTURE, SMALL, declared, model
 
-from runner.planning.profile import Block, ModelProfile
+from runner.planning.model.profile import Block, ModelProfile
 from runner.planning.spill import Spill, all_layers, cover, describe
 
 N = 16

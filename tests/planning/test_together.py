@@ -7,10 +7,10 @@ import pytest
 from planned import AUTO, DENSE, MIB, MIXTURE, SMALL, card, host, model, plan, unified
 
 from runner.errors import ConfigError
-from runner.planning.hardware import GIB, Hardware
+from runner.planning.hardware.budget import GIB, Hardware
 from runner.planning.memory import PROCESS_BYTES
+from runner.planning.model.profile import ModelProfile
 from runner.planning.plan import Plan
-from runner.planning.profile import ModelProfile
 from runner.planning.together import together
 
 TIED = model(list(DENSE.blocks), tied=True)

@@ -10,9 +10,9 @@ import tiny_models
 
 from runner.config import ProfileConfig, RecurrentConfig
 from runner.models import known
-from runner.planning import weights_map
-from runner.planning.gguf_header import from_gguf
-from runner.planning.profile import Block, ModelProfile, from_config
+from runner.planning.model import weights_map
+from runner.planning.model.gguf_header import from_gguf
+from runner.planning.model.profile import Block, ModelProfile, from_config
 
 DECLARED = {model.name: model.profile for model in known() if model.profile is not None}
 KINDS = ("core_bytes", "ffn_bytes", "expert_bytes")

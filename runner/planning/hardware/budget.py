@@ -23,8 +23,8 @@ from dataclasses import dataclass, replace
 
 from runner.config import HardwareConfig
 from runner.errors import PlanRefusedError
-from runner.planning.gpus import Gpu
-from runner.planning.machine import Machine, look, physical_cores
+from runner.planning.hardware.gpus import Gpu
+from runner.planning.hardware.machine import Machine, look, physical_cores
 
 __all__ = [
     "GIB",
@@ -114,7 +114,7 @@ def probe(config: HardwareConfig, *, can_offload: bool, machine: Machine | None 
     Args:
         config: declared figures; None is what the machine has.
         can_offload: whether the engine's build can use a GPU (``llama_supports_gpu_offload``, or by its files
-            :func:`runner.planning.build.offload_backends`).
+            :func:`runner.planning.hardware.build.offload_backends`).
         machine: a look at this machine that is recent enough; None looks now. ``Machine()`` has nothing, so that
             a declared machine is planned for itself, whatever this one has free.
     """

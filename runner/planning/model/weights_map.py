@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from runner.planning.architectures import LayerKind
+from runner.planning.model.architectures import LayerKind
 
 EXPERTS = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps"
 """Routed experts, as ``--n-cpu-moe`` matches them (``LLM_FFN_EXPS_REGEX`` in llama.cpp's ``common.h``)."""

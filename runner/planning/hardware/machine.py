@@ -1,6 +1,6 @@
 """What this machine has, looked at once: memory under its container's limit, GPUs, cores.
 
-A snapshot, so that the budgets of many hardware options cost one look; :mod:`hardware` does the arithmetic.
+A snapshot, so that the budgets of many hardware options cost one look; :mod:`budget` does the arithmetic.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from pathlib import Path
 
 import psutil
 
-from runner.planning import cgroup, gpus
-from runner.planning.gpus import Gpu
+from runner.planning.hardware import cgroup, gpus
+from runner.planning.hardware.gpus import Gpu
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ from typing import Any
 from kvcache import budget
 from runner.config import RecurrentConfig
 from runner.errors import ModelError
-from runner.planning import architectures, gguf_file, weights_map
-from runner.planning.gguf_file import GgufFile
-from runner.planning.profile import Layer, ModelProfile
+from runner.planning.model import architectures, gguf_file, weights_map
+from runner.planning.model.gguf_file import GgufFile
+from runner.planning.model.profile import Layer, ModelProfile
 
 
 def from_gguf(path: Path) -> ModelProfile:

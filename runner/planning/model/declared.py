@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from runner.config import ProfileConfig
 from runner.errors import ConfigError
-from runner.planning import architectures
-from runner.planning.architectures import LayerKind
+from runner.planning.model import architectures
+from runner.planning.model.architectures import LayerKind
 
 Layout = list[tuple[int, tuple[LayerKind, ...]]]
 """For each block its KV heads and what it keeps."""

@@ -8,9 +8,9 @@ from functools import cached_property
 
 from kvcache import budget
 from runner.config import ProfileConfig, RecurrentConfig
-from runner.planning import architectures, declared, weights_estimate
-from runner.planning.architectures import LayerKind
-from runner.planning.weights_map import Block
+from runner.planning.model import architectures, declared, weights_estimate
+from runner.planning.model.architectures import LayerKind
+from runner.planning.model.weights_map import Block
 
 __all__ = ["Block", "Layer", "LayerKind", "ModelProfile", "from_config"]
 
@@ -145,7 +145,7 @@ class ModelProfile:
 def from_config(config: ProfileConfig) -> ModelProfile:
     """The profile that ``conf/model`` declares for a model whose file is not here.
 
-    What its blocks weigh is an estimate (:mod:`runner.planning.weights_estimate`).
+    What its blocks weigh is an estimate (:mod:`runner.planning.model.weights_estimate`).
 
     Raises:
         ConfigError: keys that contradict each other, or what llama.cpp does with ``arch``.

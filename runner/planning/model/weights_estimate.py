@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from runner.config import ProfileConfig, RecurrentConfig
-from runner.planning import architectures
-from runner.planning.architectures import LayerKind
-from runner.planning.declared import Layout
-from runner.planning.weights_map import Block, WeightsMap, is_recurrent
+from runner.planning.model import architectures
+from runner.planning.model.architectures import LayerKind
+from runner.planning.model.declared import Layout
+from runner.planning.model.weights_map import Block, WeightsMap, is_recurrent
 
 _Q6_K_BITS, _Q8_0_BITS, _FLOAT_BITS = 6.5625, 8.5, 32.0
 _K_BLOCK = 256
@@ -49,7 +49,7 @@ def distribute(config: ProfileConfig, layout: Layout) -> WeightsMap:
 
     Args:
         config: a model's dimensions, consistent with each other.
-        layout: what :func:`runner.planning.declared.layout` says of its blocks.
+        layout: what :func:`runner.planning.model.declared.layout` says of its blocks.
     """
     mixture, tied = config.n_expert > 0, config.tied_embeddings
     trunk = [_block(config, index, *block) for index, block in enumerate(layout)]

@@ -1,0 +1,1 @@
+"""The memory and cores there are: this machine's, or a declared one's."""
