@@ -18,8 +18,8 @@ _INTRO = """\
 
 This page is generated: `python -m runner.planning.compatibility_page > docs/compatibility.md`. The rules are data
 in `runner/planning/compatibility.py`. A test walks the combinations of models, hardware, KV modes, flash
-attention, windows, workers, spill, prompts and prompts in flight, so many of them that every three options meet: each one
-plans, or is refused by the first of these rules that it breaks.
+attention, windows, workers, spill, prompts and prompts in flight, so many of them that every three options meet:
+each one plans, or is refused by the first of these rules that it breaks.
 
 `python -m runner` and `python -m runner.plan` hold a job against the same rules before anything is fetched or
 loaded; what an option does not declare of its model is known once the file is here. A refusal is one line with the
