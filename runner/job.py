@@ -22,7 +22,7 @@ from runner.planning.model.gguf_header import from_gguf
 from runner.planning.plan import Plan
 from runner.planning.remedies import accept
 from runner.progress import Progress
-from runner.prompts import least_tokens, load_prompts
+from runner.prompts import load_prompts
 from runner.record import JobRecord
 from runner.report.terminal import View
 from runner.resolve import choose_quant, refuse_before_fetch, refuse_early, resolve_job, workload_of
@@ -125,8 +125,7 @@ def run_job(
 
 
 def _weights_file(config: JobConfig) -> Path:
-    """The model's file, fetched only for a job with usable prompts that the formula does not refuse."""
-    least_tokens(config.prompts)
+    """The model's file, fetched only for a job that the formula does not refuse."""
     path = models.locate(config.model)
     if path is None:
         refuse_before_fetch(config)

@@ -49,7 +49,7 @@ def initial(window: WindowConfig, native: int, need: int, at: Callable[[int, boo
     if not steps:
         limit = rungs(native, window.floor, window.max)[-1]
         raise PlanRefusedError(
-            f"the first turn and its answer need {need} tokens, the largest window is {limit} "
+            f"the longest prompt or first turn and its answer need {need} tokens, the largest window is {limit} "
             f"({'window.max' if limit != native else 'the native context'}); shorten it or choose another model"
         )
     if window.start == "floor":
