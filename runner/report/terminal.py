@@ -36,7 +36,8 @@ class View:
     def planned(self, plan: Plan, steps: Sequence[Step] = ()) -> None:
         """The plan, in a line, what was changed to make it fit, and what it wants a person to know."""
         self._say(
-            f"{plan.model}, kv_mode={plan.kv_mode}, {plan.workers} workers: {gib(plan.total_bytes)} of "
+            f"{plan.model}, kv_mode={plan.kv_mode}, {plan.workers} workers: "
+            f"{gib(plan.vram_bytes + plan.ram_bytes)} of "
             f"{gib(plan.available_bytes)} (weights {gib(plan.weights_bytes)}, KV {gib(plan.kv_bytes)} in "
             f"{plan.cells} cells, compute {gib(plan.compute_bytes)})"
         )
