@@ -17,8 +17,9 @@ from hydra.errors import HydraException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from runner.config import CUSTOM_MODEL, JobConfig, conf_dir, defaults, parse
+from runner.config import CUSTOM_MODEL, JobConfig, defaults
 from runner.errors import ConfigError, KvswarmError
+from runner.parsing import conf_dir, parse
 
 _NUMBER = re.compile(r"[+-]?\d+(\.\d+)?")
 _SLUG = re.compile(r"[^A-Za-z0-9_.,=+-]+")

@@ -1,43 +1,26 @@
 """The structured config: what a job is made of, every value checked before anything loads.
 
-``conf/`` composes into a mapping; :func:`parse` turns it into frozen dataclasses. Every key has its default
-here, so a YAML option holds only what it is about, and any key can be overridden without a ``+``.
+``conf/`` composes into a mapping; :func:`runner.parsing.parse` turns it into frozen dataclasses. Every key has
+its default here, so a YAML option holds only what it is about, and any key can be overridden without a ``+``.
 """
 
 from __future__ import annotations
 
-import re
 from dataclasses import asdict, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
-from runner.errors import ConfigError
+from kvcache.policies import check_policy
+from runner.parsing import parse_bytes
 
 KvType = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl"]
 AnswerKind = Literal["number", "choice", "boolean", "regex", "text"]
 
 _INT32 = 2**31 - 1
 _STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
-_UNITS = {"": 1, "b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40, "kb": 10**3, "mb": 10**6,
-          "gb": 10**9, "tb": 10**12}  # fmt: skip
-
-
-def parse_bytes(value: Any) -> Any:
-    """``"12GiB"``, ``"512 MB"`` or plain bytes as an int; anything else is returned for the validator to refuse.
-
-    Raises:
-        ValueError: a unit that does not exist.
-    """
-    if not isinstance(value, str):
-        return value
-    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-zA-Z]*)\s*", value)
-    if match is None or match[2].lower() not in _UNITS:
-        raise ValueError(f"{value!r} is no size; write bytes or a unit, for example 12GiB")
-    return int(float(match[1]) * _UNITS[match[2].lower()])
-
 
 CUSTOM_MODEL = "custom"
 """The option that stands for a person's own file."""
@@ -173,12 +156,51 @@ class HardwareConfig:
 
 @dataclass(frozen=True, config=_STRICT)
 class KvModeConfig:
-    """Types of the K and V cells."""
+    """What the cache holds: the types of its cells, and which of a prompt's tokens stay in it.
+
+    ``codec=fp8`` rounds K and V to E4M3 with a scale a position, inside f16 cells: true numerics, no byte saved.
+
+    ``policy`` scores tokens (:mod:`kvcache.policies`; ``options`` are its own numbers) and every ``chunk`` tokens
+    of prefill, every ``interval`` generated ones, those with the lowest scores leave until ``budget`` cells are
+    held: a number of cells, or a share of the longest prompt. The first ``sinks`` tokens and the ``recent``
+    share of the rest never leave; scores are averaged over ``pool`` neighbouring tokens. Each KV head, each
+    layer, or the whole model chooses its tokens (``granularity``); ``layer_weights`` weigh the layers' scores
+    where they choose together, in turn from the first layer to the last.
+    """
 
     name: str = "f16"
     k: KvType = "f16"
     v: KvType = "f16"
     swa_full: bool = False
+    codec: Literal["none", "fp8"] = "none"
+    policy: Annotated[str, AfterValidator(check_policy)] = "none"
+    options: dict[str, float] = field(default_factory=dict)
+    budget: Annotated[int, Field(ge=1)] | Annotated[float, Field(gt=0, lt=1)] = 1024
+    chunk: Annotated[int, Field(ge=16)] = 256
+    interval: Count = 32
+    granularity: Literal["head", "layer", "token"] = "head"
+    sinks: Annotated[int, Field(ge=0)] = 4
+    recent: Share = 0.25
+    pool: Annotated[int, Field(ge=1)] = 1
+    layer_weights: list[Annotated[float, Field(ge=0)]] = field(default_factory=list)
+
+    @property
+    def evicts(self) -> bool:
+        """Whether tokens leave the cache before their prompt is answered."""
+        return self.policy != "none"
+
+
+@dataclass(frozen=True, config=_STRICT)
+class ScoringConfig:
+    """How texts (prompts of kind ``score``) are scored: the ``last`` tokens of each, all but the first if None.
+
+    With ``reference`` each is also scored in f16 without eviction, and the two are compared; with ``floor`` that
+    reference is compared with itself in another micro-batch size, which is what no difference looks like.
+    """
+
+    last: Count | None = None
+    reference: bool = True
+    floor: bool = True
 
 
 @dataclass(frozen=True, config=_STRICT)
@@ -333,33 +355,10 @@ class JobConfig:
     window: WindowConfig = field(default_factory=WindowConfig)
     spill: SpillConfig = field(default_factory=SpillConfig)
     plan: PlanConfig = field(default_factory=PlanConfig)
+    scoring: ScoringConfig = field(default_factory=ScoringConfig)
     trace: TraceConfig = field(default_factory=TraceConfig)
 
 
 def defaults() -> dict[str, Any]:
     """Every key of a job with its default, for Hydra to compose over."""
     return asdict(JobConfig())
-
-
-def parse(cls: type[Any], values: dict[str, Any]) -> Any:
-    """``values`` as the frozen dataclass ``cls``.
-
-    Raises:
-        ConfigError: names the first key that is wrong, its value and what would be right.
-    """
-    try:
-        return TypeAdapter(cls).validate_python(values)
-    except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(str(part) for part in first["loc"])
-        if first["type"] == "unexpected_keyword_argument":
-            raise ConfigError(f"{key}: there is no such key") from None
-        reason = first["msg"].removeprefix("Value error, ")
-        raise ConfigError(f"{key}={first['input']!r}: {reason[0].lower()}{reason[1:]}") from None
-
-
-def conf_dir() -> Path:
-    """The folder of YAML groups: beside the package in a checkout, inside it in a wheel."""
-    package = Path(__file__).parent
-    inside = package / "conf"
-    return inside if inside.is_dir() else package.parent / "conf"

@@ -20,9 +20,10 @@ from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, open_dict
 
 from runner.cli import no_such_option
-from runner.config import JobConfig, conf_dir, defaults, parse
+from runner.config import JobConfig, defaults
 from runner.errors import ConfigError
 from runner.overrides import change
+from runner.parsing import conf_dir, parse
 
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast where libyaml is
 

@@ -9,8 +9,9 @@ from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from runner.config import JobConfig, parse
+from runner.config import JobConfig
 from runner.errors import ConfigError
+from runner.parsing import parse
 
 
 def with_overrides(config: JobConfig, overrides: Sequence[str]) -> JobConfig:

@@ -15,8 +15,9 @@ from omegaconf import DictConfig
 
 from runner import cli, grid
 from runner.answers import Answer, Answers, Question
-from runner.config import JobConfig, parse
+from runner.config import JobConfig
 from runner.errors import ConfigError
+from runner.parsing import parse
 from runner.planning.together import together
 from runner.report import plans as view
 from runner.tables import TableWriter

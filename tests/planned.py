@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from runner.config import JobConfig, KvModeConfig, RecurrentConfig, SpillConfig, parse
+from runner.config import JobConfig, KvModeConfig, RecurrentConfig, SpillConfig
 from runner.models.catalogue import named
 from runner.overrides import with_overrides
+from runner.parsing import parse
 from runner.planning.ask import Workload, request_for
 from runner.planning.hardware.budget import GIB, Gpu, Hardware, Machine, probe
 from runner.planning.model.profile import Block, Layer, ModelProfile, from_config

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from commands import one_line, runner
 
-from runner.config import conf_dir
+from runner.parsing import conf_dir
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()

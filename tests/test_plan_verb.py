@@ -17,7 +17,8 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 
 from runner import cli, grid
-from runner.config import JobConfig, conf_dir, defaults
+from runner.config import JobConfig, defaults
+from runner.parsing import conf_dir
 from runner.plan import keep, plan_grid
 from runner.planning.resolve import resolve
 from runner.tables import load

@@ -10,8 +10,9 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from runner.config import ModelConfig, conf_dir, parse
+from runner.config import ModelConfig
 from runner.errors import ConfigError, ModelError
+from runner.parsing import conf_dir, parse
 
 
 def known() -> list[ModelConfig]:

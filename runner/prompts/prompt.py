@@ -12,8 +12,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
-from runner.config import AnswerKind, parse
+from runner.config import AnswerKind
 from runner.errors import ConfigError, PromptError
+from runner.parsing import parse
 
 _STRICT = ConfigDict(extra="forbid")
 Text = Annotated[str, Field(min_length=1)]

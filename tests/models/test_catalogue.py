@@ -5,10 +5,11 @@ from __future__ import annotations
 import gguf
 import pytest
 
-from runner.config import CUSTOM_MODEL, ModelConfig, conf_dir
+from runner.config import CUSTOM_MODEL, ModelConfig
 from runner.errors import ConfigError, ModelError
 from runner.models import fetch, known
 from runner.models.catalogue import named
+from runner.parsing import conf_dir
 
 MODELS = {model.name: model for model in known()}
 

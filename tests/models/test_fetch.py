@@ -22,7 +22,8 @@ from runner.models.remedy import is_disk_full
 CONTENT = b"GGUF" + bytes(range(256)) * 64
 FETCH = """
 import sys
-from runner.config import ModelConfig, parse
+from runner.config import ModelConfig
+from runner.parsing import parse
 from runner.models import fetch
 print(fetch(parse(ModelConfig, eval(sys.argv[1]))))
 """

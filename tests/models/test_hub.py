@@ -16,7 +16,8 @@ SHA = hashlib.sha256(CONTENT).hexdigest()
 # The client reads its environment when it is imported, so every case is a process.
 FETCH = """
 import sys
-from runner.config import ModelConfig, parse
+from runner.config import ModelConfig
+from runner.parsing import parse
 from runner.errors import ModelError
 from runner.models import fetch, locate
 model = parse(ModelConfig, {"name": "remote", "source": eval(sys.argv[1])})

@@ -28,14 +28,13 @@ from runner.config import (
     SwarmConfig,
     WindowConfig,
     WorkersConfig,
-    conf_dir,
     defaults,
-    parse,
 )
 from runner.engine.context import Context, ContextParams
 from runner.engine.weights import Weights
 from runner.errors import ConfigError, EngineError, PlanRefusedError
 from runner.overrides import with_overrides
+from runner.parsing import conf_dir, parse
 from runner.planner import Planner
 from runner.planning.ask import facts_of
 from runner.planning.compatibility import RULES, Rule

@@ -15,9 +15,10 @@ import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
-from runner.config import HardwareConfig, conf_dir, parse
+from runner.config import HardwareConfig
 from runner.engine import bindings
 from runner.errors import PlanRefusedError
+from runner.parsing import conf_dir, parse
 from runner.planning.hardware import cgroup, gpus
 from runner.planning.hardware.budget import GIB, Hardware, margin_bytes, probe, reserve_bytes, with_held
 from runner.planning.hardware.build import offload_backends

@@ -1,0 +1,136 @@
+"""What each cell of a cache holds: its owners, and for every layer and head a token with its age and its score.
+
+The cache itself knows one *nominal* position a cell, for all layers and heads; it decides who may look at the cell.
+Once heads choose their own tokens, what a head really holds there is another token, with a true position of its
+own. Both are here, and nothing else knows the second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from kvcache.policies.base import Floats, Ints
+from kvcache.selection import Mask, Moves
+
+FREE = -1
+
+
+class CellTable:
+    """``n_cells`` cells; a *row* is one KV head of one layer.
+
+    Attributes:
+        nominal: int64 ``[n_cells]``, the position that the cache believes in; -1 where the cell is free.
+        owners: bool ``[n_sequences, n_cells]``; a cell is free when its last owner lets go.
+        positions: int64 ``[n_rows, n_cells]``, the true position of the token that a row holds.
+        born: int64 ``[n_rows, n_cells]``, the step at which that token was written.
+        mass: float32 ``[n_rows, n_cells]``, the attention it has collected.
+        queries: float32 ``[n_rows, n_cells]``, how many of the observed queries could see it.
+        step: how many writes there were.
+    """
+
+    def __init__(self, n_cells: int, n_sequences: int, n_rows: int = 1) -> None:
+        self.nominal: Ints = np.full(n_cells, FREE, np.int64)
+        self.owners: Mask = np.zeros((n_sequences, n_cells), bool)
+        self.positions: Ints = np.full((n_rows, n_cells), FREE, np.int64)
+        self.born: Ints = np.zeros((n_rows, n_cells), np.int64)
+        self.mass: Floats = np.zeros((n_rows, n_cells), np.float32)
+        self.queries: Floats = np.zeros((n_rows, n_cells), np.float32)
+        self.step = 0
+
+    @property
+    def used(self) -> int:
+        """Cells that somebody owns."""
+        return int((self.nominal != FREE).sum())
+
+    def clear(self) -> None:
+        """Forget every token."""
+        self.owners[:] = False
+        self._forget(np.arange(len(self.nominal)))
+        self.step = 0
+
+    def free(self, n: int) -> Ints:
+        """The first ``n`` free cells.
+
+        Raises:
+            ValueError: there are fewer.
+        """
+        cells = np.flatnonzero(self.nominal == FREE)[:n]
+        if len(cells) < n:
+            raise ValueError(f"{n} cells are wanted, {len(cells)} of {len(self.nominal)} are free")
+        return cells
+
+    def write(self, cells: npt.ArrayLike, positions: npt.ArrayLike, sequences: npt.ArrayLike | int) -> None:
+        """New tokens: each cell's position, and the sequence that owns it."""
+        cells, positions = np.asarray(cells), np.asarray(positions)
+        self._forget(cells)
+        self.owners[:, cells] = False
+        self.owners[sequences, cells] = True
+        self.nominal[cells] = positions
+        self.positions[:, cells] = positions
+        self.born[:, cells] = self.step
+        self.step += 1
+
+    def share(self, source: int, target: int) -> None:
+        """``target`` owns what ``source`` owns, too."""
+        self.owners[target] |= self.owners[source]
+
+    def drop(self, sequence: int) -> None:
+        """``sequence`` owns nothing any more."""
+        self.owners[sequence] = False
+        self._forget(np.flatnonzero(~self.owners.any(axis=0) & (self.nominal != FREE)))
+
+    def release(self, cells: npt.ArrayLike) -> None:
+        """All owners let go of these cells."""
+        cells = np.asarray(cells)
+        self.owners[:, cells] = False
+        self._forget(cells)
+
+    def held(self, sequences: Sequence[int]) -> Ints:
+        """The cells that these sequences own and no others do, in the order of nominal positions."""
+        pattern = np.zeros((len(self.owners), 1), bool)
+        pattern[list(sequences)] = True
+        cells = np.flatnonzero((self.owners == pattern).all(axis=0))
+        return cells[np.argsort(self.nominal[cells], kind="stable")]
+
+    def seen_by(self, sequences: Ints, positions: Ints) -> Floats:
+        """How many of these queries see each cell: those of an owner, from its nominal position on.
+
+        Args:
+            sequences: ``[n_query]``, whose they are.
+            positions: ``[n_query]``, where they stand.
+
+        Returns:
+            float32 ``[n_cells]``.
+        """
+        counts = np.zeros(len(self.nominal), np.float32)
+        for sequence in np.unique(sequences):
+            at = np.sort(positions[sequences == sequence])
+            seen = len(at) - np.searchsorted(at, self.nominal, side="left")
+            counts += np.where(self.owners[sequence], seen, 0)
+        return counts
+
+    def observe(self, mass: Floats, queries: Floats) -> None:
+        """Add attention ``[n_rows, n_cells]`` and how many queries could give it ``[n_cells]``."""
+        self.mass += mass
+        self.queries += queries
+
+    def fade(self, decay: float) -> None:
+        """Leave ``decay`` of what was observed so far."""
+        if decay != 1:
+            self.mass *= decay
+            self.queries *= decay
+
+    def move(self, first_row: int, moves: Moves) -> None:
+        """What is known of tokens goes with them; ``moves.heads`` count from ``first_row``."""
+        rows = first_row + moves.heads
+        for array in (self.positions, self.born, self.mass, self.queries):
+            array[rows, moves.target] = array[rows, moves.source]
+
+    def _forget(self, cells: Ints) -> None:
+        self.nominal[cells] = FREE
+        self.positions[:, cells] = FREE
+        self.mass[:, cells] = 0
+        self.queries[:, cells] = 0
