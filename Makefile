@@ -4,17 +4,21 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 
+# GCC 12 compiles llama.cpp's set-up of AMX tiles so that the first matrix product ends the process.
+NO_AMX := $(shell grep -qs amx_tile /proc/cpuinfo && echo -mno-amx-tile -mno-amx-int8 -mno-amx-bf16)
+BUILD  := CFLAGS="$(CFLAGS) $(NO_AMX)" CXXFLAGS="$(CXXFLAGS) $(NO_AMX)"
+
 .PHONY: run test lint clean
 .DELETE_ON_ERROR:
 
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "kvswarm needs Python 3.11 or newer: make PYTHON=python3.11 ...")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet -e .
+	$(BUILD) $(BIN)/pip install --quiet -e .
 	touch $@
 
 $(VENV)/.installed-test: $(VENV)/.installed
-	$(BIN)/pip install --quiet -e ".[test]"
+	$(BUILD) $(BIN)/pip install --quiet -e ".[test]"
 	touch $@
 
 run: $(VENV)/.installed

@@ -55,9 +55,13 @@ def kv_cell_bytes(
     return row_bytes(kv_type_k, n_head_kv * head_dim_k) + row_bytes(kv_type_v, n_head_kv * head_dim_v)
 
 
-def fp8_cell_bytes(n_head_kv: int, head_dim_k: int, head_dim_v: int) -> int:
-    """Bytes of one cell in one layer under the FP8 codec: a byte an element, a float scale for K and V."""
-    return n_head_kv * (head_dim_k + head_dim_v) + 2 * FLOAT_BYTES
+def fp8_cell_bytes(n_head_kv: int, head_dim_k: int, head_dim_v: int, n_scales: int = 1) -> int:
+    """Bytes of one cell in one layer under the FP8 codec: a byte an element, a float scale for K and for V.
+
+    ``n_scales`` is ``n_head_kv`` where heads move on their own: a cell then holds slices of several positions,
+    and each needs its position's scale beside it.
+    """
+    return n_head_kv * (head_dim_k + head_dim_v) + 2 * n_scales * FLOAT_BYTES
 
 
 def padded_cells(n: int) -> int:

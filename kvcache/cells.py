@@ -1,8 +1,8 @@
 """What each cell of a cache holds: its owners, and for every layer and head a token with its age and its score.
 
-The cache itself knows one *nominal* position a cell, for all layers and heads; it decides who may look at the cell.
-Once heads choose their own tokens, what a head really holds there is another token, with a true position of its
-own. Both are here, and nothing else knows the second.
+The cache itself knows one *nominal* position a cell, for all layers and heads; it decides who may look at the
+cell. Once heads choose their own tokens, what a head really holds there is another token, with a true position of
+its own. Both are here, and nothing else knows the second.
 """
 
 from __future__ import annotations
@@ -64,13 +64,13 @@ class CellTable:
 
     def write(self, cells: npt.ArrayLike, positions: npt.ArrayLike, sequences: npt.ArrayLike | int) -> None:
         """New tokens: each cell's position, and the sequence that owns it."""
-        cells, positions = np.asarray(cells), np.asarray(positions)
-        self._forget(cells)
-        self.owners[:, cells] = False
-        self.owners[sequences, cells] = True
-        self.nominal[cells] = positions
-        self.positions[:, cells] = positions
-        self.born[:, cells] = self.step
+        at, owner = np.asarray(cells, np.int64), np.asarray(sequences, np.int64)
+        self._forget(at)
+        self.owners[:, at] = False
+        self.owners[owner, at] = True
+        self.nominal[at] = positions
+        self.positions[:, at] = positions
+        self.born[:, at] = self.step
         self.step += 1
 
     def share(self, source: int, target: int) -> None:
@@ -84,15 +84,15 @@ class CellTable:
 
     def release(self, cells: npt.ArrayLike) -> None:
         """All owners let go of these cells."""
-        cells = np.asarray(cells)
-        self.owners[:, cells] = False
-        self._forget(cells)
+        at = np.asarray(cells, np.int64)
+        self.owners[:, at] = False
+        self._forget(at)
 
     def held(self, sequences: Sequence[int]) -> Ints:
         """The cells that these sequences own and no others do, in the order of nominal positions."""
         pattern = np.zeros((len(self.owners), 1), bool)
         pattern[list(sequences)] = True
-        cells = np.flatnonzero((self.owners == pattern).all(axis=0))
+        cells = np.flatnonzero((self.owners == pattern).all(axis=0) & (self.nominal != FREE))
         return cells[np.argsort(self.nominal[cells], kind="stable")]
 
     def seen_by(self, sequences: Ints, positions: Ints) -> Floats:

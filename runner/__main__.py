@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,7 @@ from runner import cli
 from runner.errors import ConfigError, Interrupted, KvswarmError, PlanRefusedError
 
 if TYPE_CHECKING:
+    from runner.config import JobConfig
     from runner.job import JobResult
     from runner.session import Session
 
@@ -25,16 +27,19 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class _Outcome:
-    """A job of this command: its result, or the error it ended with."""
+    """A job of this command: its result, the error it ended with, or the overrides of the job that it repeats."""
 
     overrides: str
     folder: Path
     result: JobResult | None = None
     error: Exception | None = None
+    same_as: str | None = None
 
     def line(self) -> str:
         """The one line that a sweep ends with."""
         name = self.overrides or "(defaults)"
+        if self.same_as is not None:
+            return f"{'skipped':8} {name}: it keeps every token, so that it is the same job as {self.same_as}"
         if self.result is None:
             word = "refused" if isinstance(self.error, PlanRefusedError) else "failed"
             return f"{word:8} {name}: {self.error}"
@@ -42,7 +47,9 @@ class _Outcome:
         right = (
             "" if vote is None or worker is None else f"; right: vote {vote:.2f}, mean worker {worker:.2f}"
         )
-        return f"{'done':8} {name}: {self.result.prompts} prompts in {self.result.seconds:.1f} s{right}"
+        prompts, texts = self.result.prompts, self.result.texts
+        what = [f"{prompts} prompts"] * bool(prompts or not texts) + [f"{texts} texts"] * bool(texts)
+        return f"{'done':8} {name}: {' and '.join(what)} in {self.result.seconds:.1f} s{right}"
 
 
 class _Command:
@@ -52,6 +59,7 @@ class _Command:
         self.console = Console()
         self.outcomes: list[_Outcome] = []
         self.sweep = False
+        self._done: dict[str, str] = {}
         self._session: Session | None = None
 
     def __call__(self, config: DictConfig) -> None:
@@ -72,8 +80,15 @@ class _Command:
             except ConfigError as error:
                 record_unusable(folder, OmegaConf.to_yaml(config), overrides, str(error))
                 raise
+            made_of = _essence(job)
+            if made_of in self._done:
+                outcome = _Outcome(name, folder, same_as=self._done[made_of])
+                self.console.print(outcome.line(), highlight=False, markup=False, soft_wrap=True)
+                self.outcomes.append(outcome)
+                return
             result = run_job(job, folder, self._session, view, overrides=overrides)
             self.outcomes.append(_Outcome(name, folder, result=result))
+            self._done[made_of] = name
             if result.interrupted:
                 raise KeyboardInterrupt
         except Interrupted:
@@ -91,14 +106,29 @@ class _Command:
             self.outcomes.append(_Outcome(name, folder, error=error))
         finally:
             view.votes()
+            view.scores()
 
     def summary(self) -> None:
-        """One line a job, and where the tables are."""
+        """One line a job, what the modes that were scored cost, and where the tables are."""
         for outcome in self.outcomes:
             self.console.print(outcome.line(), highlight=False, markup=False, soft_wrap=True)
+        self._compare()
         if self.outcomes:
             folder = self.outcomes[0].folder.parent if self.sweep else self.outcomes[0].folder / "tables"
             self.console.print(f"tables: {cli.near(folder)}", highlight=False, markup=False, soft_wrap=True)
+
+    def _compare(self) -> None:
+        """The leaderboard, where this sweep scored texts under more than one mode."""
+        results = [outcome.result for outcome in self.outcomes if outcome.result is not None]
+        if not self.sweep or not any(result.texts for result in results):
+            return
+        from runner.report import quality
+        from runner.tables import load
+
+        tables = load(self.outcomes[0].folder.parent)
+        board = quality.leaderboard(tables, {result.job_id for result in results})
+        if len(board) > 1:
+            self.console.print(quality.shown(board))
 
     def status(self) -> int:
         """Non-zero where a job failed, or where none of several was done; a refused cell is a result."""
@@ -111,6 +141,15 @@ class _Command:
         """Free the model."""
         if self._session is not None:
             self._session.close()
+
+
+def _essence(config: JobConfig) -> str:
+    """``config`` without the keys that its mode ignores: equal for two jobs that are one."""
+    values = asdict(config)
+    if not config.kv_mode.evicts:
+        mode = values["kv_mode"]
+        values["kv_mode"] = {key: mode[key] for key in ("name", "k", "v", "swa_full", "codec")}
+    return json.dumps(values, sort_keys=True)
 
 
 def main() -> int:

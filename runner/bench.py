@@ -24,7 +24,9 @@ from runner.config import JobConfig
 from runner.context import strategy_for
 from runner.engine.chat import PromptFormat
 from runner.engine.context import Batch, Context, ContextParams, Logits, context_params
+from runner.engine.modes import open_context
 from runner.engine.scheduler import Scheduler
+from runner.engine.tap_cost import tap_ratio
 from runner.engine.weights import Weights
 from runner.errors import ConfigError
 from runner.ledger import Ledger
@@ -57,6 +59,9 @@ class Bench:
             types allow only one of them.
         fa_prefill_ratio: the same, prefill alone.
         fa_decode_ratio: the same, decode alone.
+        tap_ratio_1: seconds of decode of one worker with attention looked at, as an eviction policy does, over the
+            same graph without.
+        tap_ratio_8: the same, eight workers together.
     """
 
     shared_vs_isolated: float
@@ -64,6 +69,8 @@ class Bench:
     fa_total_ratio: float | None = None
     fa_prefill_ratio: float | None = None
     fa_decode_ratio: float | None = None
+    tap_ratio_1: float | None = None
+    tap_ratio_8: float | None = None
 
 
 @dataclass(frozen=True)
@@ -158,7 +165,7 @@ class _Shape:
     def run(self, posture: _Posture) -> _Seconds:
         """The swarm in a context of its own, with nothing around it."""
         began = time.monotonic()
-        context = Context(self._weights, context_params(posture.plan))
+        context = open_context(self._weights, posture.plan)
         try:
             progress = Progress()
             self._answer(context, posture.config, progress)
@@ -183,6 +190,10 @@ class _Shape:
         # The scheduler's own clock of the prefill holds the twin's prefill too.
         prefill = progress.prefill_s - (twin.bare_s - twin.bare_decode_s)
         return everything - twin.bare_s - prefill, twin.bare_decode_s
+
+    def tap_ratio(self, workers: int) -> float:
+        """What looking at attention costs a decode of so many workers."""
+        return tap_ratio(self._weights, self._profile, context_params(self.planned.plan), workers)
 
     def _answer(
         self, context: Context, config: JobConfig, progress: Progress, ledger: Ledger | None = None
@@ -219,6 +230,8 @@ def measure(config: JobConfig, folder: Path, rounds: int, console: Console) -> B
             shared = shape.run(shape.planned)
             isolated = sum(shape.run(alone).total for _ in range(config.swarm_size.workers))
             measured["shared_vs_isolated"].append(isolated / shared.total)
+            measured["tap_ratio_1"].append(shape.tap_ratio(1))
+            measured["tap_ratio_8"].append(shape.tap_ratio(8))
             if flash:
                 on, off = shape.run(flash[True]), shape.run(flash[False])
                 measured["fa_total_ratio"].append((on.prefill + on.decode) / (off.prefill + off.decode))

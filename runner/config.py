@@ -6,14 +6,16 @@ its default here, so a YAML option holds only what it is about, and any key can 
 
 from __future__ import annotations
 
-from dataclasses import asdict, field
+import math
+from dataclasses import asdict, field, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
 from pydantic.dataclasses import dataclass
 
-from kvcache.policies import check_policy
+from kvcache.policies import POLICIES, Needs, check_policy, make_policy
+from kvcache.selection import Selector
 from runner.parsing import parse_bytes
 
 KvType = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl"]
@@ -28,6 +30,25 @@ CUSTOM_MODEL = "custom"
 Bytes = Annotated[int, BeforeValidator(parse_bytes), Field(ge=0)]
 Count = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(ge=0, le=1)]
+
+
+def _check_budget(value: Any) -> Any:
+    """A number of cells, or a share of a prompt.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    if isinstance(value, float) and value > 1 and value.is_integer():
+        value = int(value)
+    cells = isinstance(value, int) and not isinstance(value, bool) and value >= 1
+    if not (cells or (isinstance(value, float) and 0 < value < 1)):
+        raise ValueError(
+            "give a whole number of cells, at least 1, or a share of the longest prompt between 0 and 1"
+        )
+    return value
+
+
+Budget = Annotated[int | float, BeforeValidator(_check_budget)]
 
 
 @dataclass(frozen=True, config=_STRICT)
@@ -175,7 +196,7 @@ class KvModeConfig:
     codec: Literal["none", "fp8"] = "none"
     policy: Annotated[str, AfterValidator(check_policy)] = "none"
     options: dict[str, float] = field(default_factory=dict)
-    budget: Annotated[int, Field(ge=1)] | Annotated[float, Field(gt=0, lt=1)] = 1024
+    budget: Budget = 1024
     chunk: Annotated[int, Field(ge=16)] = 256
     interval: Count = 32
     granularity: Literal["head", "layer", "token"] = "head"
@@ -184,10 +205,45 @@ class KvModeConfig:
     pool: Annotated[int, Field(ge=1)] = 1
     layer_weights: list[Annotated[float, Field(ge=0)]] = field(default_factory=list)
 
+    @field_validator("options")
+    @classmethod
+    def _check_options(cls, options: dict[str, float], info: ValidationInfo) -> dict[str, float]:
+        policy = info.data.get("policy")  # missing where it is wrong itself
+        if policy == "none" and options:
+            raise ValueError("there is no policy to have options; choose one, as kv_mode=h2o")
+        if policy in POLICIES:
+            known = {f.name for f in fields(POLICIES[policy])}  # type: ignore[arg-type]  # they are dataclasses
+            try:
+                make_policy(policy, options)
+            except ValueError as error:
+                hint = "" if set(options) <= known else f"; kv_mode={policy} starts without it"
+                raise ValueError(f"{error}{hint}") from None
+        return options
+
     @property
     def evicts(self) -> bool:
         """Whether tokens leave the cache before their prompt is answered."""
         return self.policy != "none"
+
+    @property
+    def needs(self) -> Needs:
+        """What the policy looks at; nothing where there is none."""
+        return POLICIES[self.policy].needs if self.evicts else "nothing"
+
+    @property
+    def selector(self) -> Selector:
+        """What stays, by score."""
+        return Selector(self.sinks, self.recent, self.pool)
+
+    def budget_cells(self, prompt_tokens: int) -> int:
+        """Cells that are kept of a prompt, where the longest has ``prompt_tokens``; 0 without eviction."""
+        if not self.evicts:
+            return 0
+        return self.budget if isinstance(self.budget, int) else math.ceil(self.budget * prompt_tokens)
+
+    def micro_batch(self, n_ubatch: int) -> int:
+        """``n_ubatch``; with eviction no longer than the chunk after which that happens."""
+        return min(n_ubatch, self.chunk) if self.evicts else n_ubatch
 
 
 @dataclass(frozen=True, config=_STRICT)
@@ -218,8 +274,28 @@ class StrategyConfig:
 
 
 @dataclass(frozen=True, config=_STRICT)
+class TextsConfig:
+    """Texts to score: ``count`` passages of ``tokens`` tokens out of each of ``sources``, beside the prompts.
+
+    A source is a text file, or ``pydoc``: Python's own language reference. The passages are spread over ``span``,
+    a share of the source from where to where, so that two jobs can have passages of which none is in both. Their
+    ``last`` tokens are scored, as many as the ``scoring`` group says if None.
+    """
+
+    sources: Annotated[list[str], Field(min_length=1)] = field(default_factory=lambda: ["pydoc"])
+    count: Annotated[int, Field(ge=0)] = 0
+    tokens: Annotated[int, Field(ge=16)] = 2048
+    last: Count | None = None
+    span: Annotated[list[Share], Field(min_length=2, max_length=2)] = field(
+        default_factory=lambda: [0.0, 1.0]
+    )
+
+
+@dataclass(frozen=True, config=_STRICT)
 class PromptsConfig:
     """Where the prompts come from: ``path`` (JSONL), else ``items``, else the ``needle`` generator.
+
+    ``texts`` are scored beside them, and alone with ``prompts=texts``.
 
     ``count`` questions about documents of ``tokens`` tokens that hold ``facts`` keyed facts each, at
     ``depths`` (0 is the beginning, 1 the end), are what ``needle`` makes. ``limit`` takes the first prompts
@@ -240,6 +316,7 @@ class PromptsConfig:
     kind: AnswerKind | None = None
     pattern: str | None = None
     system: str | None = None
+    texts: TextsConfig = field(default_factory=TextsConfig)
 
 
 @dataclass(frozen=True, config=_STRICT)

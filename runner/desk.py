@@ -8,7 +8,8 @@ from pathlib import Path
 from runner import identity
 from runner.config import JobConfig
 from runner.context import PreparedPrompt
-from runner.engine.context import Context, context_params
+from runner.engine.context import Context
+from runner.engine.modes import open_context
 from runner.engine.sequence import Generation
 from runner.growth import Growth
 from runner.ledger import Ledger
@@ -44,7 +45,7 @@ class JobDesk:
 
     def open(self, plan: Plan) -> Context:
         """See :meth:`runner.dialogue.Desk.open`."""
-        context = Context(self.session.weights(self.path, plan), context_params(plan))
+        context = open_context(self.session.weights(self.path, plan), plan)
         self.tracer.follow(plan)
         if self.progress.phase == "load":
             self.progress.load_s = self.tracer.seconds

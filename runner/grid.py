@@ -84,7 +84,7 @@ def expand(arguments: Sequence[str], config_name: str) -> Grid:
         for key, values in axes:
             if not values:
                 raise ConfigError(f"{key}: the sweep has no values; list them with commas between")
-            if key.split(".")[0] not in defaults():
+            if _name(key).split(".")[0] not in defaults():
                 raise ConfigError(f"{key}: a plan sweeps keys and groups of a job; give one {key} a command")
         fixed = tuple(str(o.input_line) for o in parsed if not o.is_sweep_override())
         first = [*fixed, *(f"{key}={values[0]}" for key, values in axes)]
@@ -96,7 +96,7 @@ def expand(arguments: Sequence[str], config_name: str) -> Grid:
 
 
 def _key(override: Override) -> str:
-    return _name(str(override.input_line))
+    return str(override.input_line).partition("=")[0]
 
 
 class _Parts:
@@ -139,7 +139,7 @@ class _Parts:
 
 
 def _name(override: str) -> str:
-    return override.partition("=")[0]
+    return override.partition("=")[0].lstrip("+~")
 
 
 def _option(group: str, name: str) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from runner.config import JobConfig
+from runner.config import JobConfig, KvModeConfig
 from runner.context import PreparedPrompt
 from runner.prompts import Prompt
 
@@ -24,7 +24,7 @@ def settings_id(
     return _digest(
         model=model_digest,
         engine=engine_version,
-        kv=[config.kv_mode.k, config.kv_mode.v, config.kv_mode.swa_full],
+        kv=_kv_mode(config.kv_mode),
         flash_attn=flash_attn,
         n_threads=n_threads,
         n_ubatch=config.n_ubatch,
@@ -37,6 +37,14 @@ def settings_id(
     )
 
 
+def _kv_mode(mode: KvModeConfig) -> dict[str, Any]:
+    """What of a mode can change an answer: without a policy nothing of how one would evict."""
+    kept = ("k", "v", "swa_full", "codec")
+    return {
+        key: value for key, value in asdict(mode).items() if key in kept or (mode.evicts and key != "name")
+    }
+
+
 def group_id(settings: str, prepared: PreparedPrompt) -> str:
     """One prompt's group under these settings: the unit that repeats exactly, whatever else its job asks."""
     return _digest(
@@ -45,6 +53,11 @@ def group_id(settings: str, prepared: PreparedPrompt) -> str:
         document=prepared.document,
         question=prepared.question,
     )
+
+
+def text_id(settings: str, prompt_id: str, tokens: Sequence[int], first: int) -> str:
+    """A text that is scored from token ``first`` on. What it is compared with does not change what it costs."""
+    return _digest(settings=settings, prompt=prompt_id, tokens=list(tokens), first=first)
 
 
 def turn_id(settings: str, prepared: PreparedPrompt, windows: Sequence[int]) -> str:

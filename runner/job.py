@@ -1,4 +1,4 @@
-"""One job, from its config to its votes: the whole path, top to bottom."""
+"""One job, from its config to its votes and scores: the whole path, top to bottom."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ from runner.planning.model.gguf_header import from_gguf
 from runner.planning.plan import Plan
 from runner.planning.remedies import accept
 from runner.progress import Progress
-from runner.prompts import load_prompts
+from runner.prompts import load_passages, load_prompts
 from runner.record import JobRecord
 from runner.report.terminal import View
 from runner.resolve import choose_quant, refuse_before_fetch, refuse_early, resolve_job, workload_of
+from runner.scoring.texts import Scorer, prepare
 from runner.session import Session
 from runner.tables import TableWriter
 from runner.trace import Tracer
@@ -36,11 +37,14 @@ from runner.workers.shared import run_swarm
 class JobResult:
     """How a job ended, for the line that says so; accuracies are None where no answer is known.
 
+    ``prompts`` were asked, ``texts`` scored.
+
     ``interrupted`` is true where Ctrl-C came when all was done: the job counts, nothing should follow it.
     """
 
     job_id: str
     prompts: int
+    texts: int
     accuracy: float | None
     mean_worker_accuracy: float | None
     seconds: float
@@ -76,16 +80,23 @@ def run_job(
         prepared = [strategy.prepare(prompt, form) for prompt in prompts if not prompt.turns]
         conversations = [prompt for prompt in prompts if prompt.turns]
         openings = [opening(conversation, strategy, turn_form) for conversation in conversations]
-        workload = replace(workload_of([*prepared, *openings]), conversation=bool(conversations))
+        passages = load_passages(config.prompts, form.count)
+        texts = [prepare(passage, vocabulary, config.scoring.last) for passage in passages]
+        workload = workload_of([*prepared, *openings], texts)
+        workload = replace(workload, conversation=bool(conversations))
         resolved = resolve_job(config, path, profile, workload)
         config, plan = resolved.config, resolved.plan
 
         settings = _settings_id(config, path, plan)
         groups = [identity.group_id(settings, item) for item in prepared]
         talks = [identity.conversation_id(settings, conversation, config) for conversation in conversations]
-        record.identify(identity.job_id(groups + talks), config, models.digest(path), plan.n_threads)
+        text_ids = [identity.text_id(settings, text.passage.id, text.tokens, text.first) for text in texts]
+        record.identify(
+            identity.job_id(groups + talks + text_ids), config, models.digest(path), plan.n_threads
+        )
         ledger = Ledger(tables, record, config)
         ledger.prompts(prepared, groups)
+        ledger.texts(texts, text_ids)
         ledger.plan(plan, resolved.steps)
         view.planned(accept(plan, resolved.steps), resolved.steps)
 
@@ -95,7 +106,7 @@ def run_job(
             weights = session.weights(path, plan)
             stopping = stack.enter_context(stop_on_interrupt())
             turns = sum(len(conversation.turns) for conversation in conversations)
-            stack.enter_context(view.watching(progress, prepared, turns))
+            stack.enter_context(view.watching(progress, prepared, turns, len(texts)))
             if prepared:
                 with session.context(weights, plan) as context:
                     progress.load_s = tracer.seconds
@@ -114,10 +125,20 @@ def run_job(
             speakers = Swarm(plan.workers, config.seed, config.sampling, strategy, config.window.on_refusal)
             for conversation in conversations:
                 Dialogue(conversation, plan, speakers, desk, progress, stopping).run()
+            if texts:
+                scorer = Scorer(
+                    config, path, profile, plan, session, stopping=stopping, progress=progress, note=view.note
+                )
+                for scored in scorer.run(texts):
+                    ledger.scored(scored.score)
+                    ledger.evicted(scored.score.prompt_id, scored.rounds)
+                    view.scored(scored.score)
+                    view.evicted(scored.score.prompt_id, scored.rounds)
         return JobResult(
             interrupted=stopping(),
             job_id=record.job_id,
             prompts=len(prepared) + turns,
+            texts=len(texts),
             accuracy=record.score.accuracy,
             mean_worker_accuracy=record.score.mean_worker_accuracy,
             seconds=record.seconds,

@@ -1,4 +1,4 @@
-"""What a job writes as it happens: its prompts, its plan, each group's answers and their vote."""
+"""What a job writes as it happens: its prompts, its plan, answers and votes, evictions and the scores of texts."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ from dataclasses import asdict, dataclass
 
 from runner.config import JobConfig
 from runner.context import PreparedPrompt
+from runner.engine.eviction_log import EvictionRound
 from runner.engine.sequence import Generation
 from runner.growth import Growth
 from runner.planning.plan import Plan
 from runner.planning.remedies import Step
 from runner.prompts import Prompt
+from runner.prompts.prompt import SCORE
 from runner.record import JobRecord
+from runner.scoring.texts import ScoredText, TextScore
 from runner.tables import TableWriter
 from runner.voting import Ballot, Grade, Vote, extract, grade, normalise, tally, tally_id
 
@@ -61,6 +64,31 @@ class Ledger:
                 kind=prompt.kind,
                 expected=_expected(prompt),
             )
+
+    def texts(self, texts: Sequence[ScoredText], text_ids: Sequence[str]) -> None:
+        """A row of ``prompts`` for each text that is to be scored."""
+        for text, text_id in zip(texts, text_ids, strict=True):
+            self._tables.append(
+                "prompts",
+                job_id=self._record.job_id,
+                prompt_id=text.passage.id,
+                group_id=text_id,
+                strategy="full",
+                document_digest=text.passage.digest,
+                document_tokens=len(text.tokens),
+                tokens_in=len(text.tokens),
+                tokens_sent=len(text.tokens),
+                kind=SCORE,
+            )
+
+    def scored(self, score: TextScore) -> None:
+        """A row of ``scores``."""
+        self._tables.append("scores", job_id=self._record.job_id, **score.row())
+
+    def evicted(self, prompt_id: str, rounds: Sequence[EvictionRound]) -> None:
+        """A row of ``evictions`` for each round of a prompt."""
+        key = {"job_id": self._record.job_id, "prompt_id": prompt_id}
+        self._tables.extend("evictions", [key | asdict(round_) for round_ in rounds])
 
     def group(self, item: PreparedPrompt, generations: Sequence[Generation]) -> Verdict | None:
         """A row of ``generations`` for each worker, and the group's vote: none where it was interrupted."""

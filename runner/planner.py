@@ -10,18 +10,18 @@ from typing import Any
 from runner import models
 from runner.config import HardwareConfig, JobConfig, ModelConfig, PromptsConfig
 from runner.errors import ConfigError
-from runner.planning import flash, quants
+from runner.planning import checks, flash, quants
 from runner.planning.ask import Workload, request_for
 from runner.planning.hardware.budget import Hardware, look, probe
 from runner.planning.hardware.build import offload_backends
-from runner.planning.inverse import Limit, largest
+from runner.planning.inverse import Limit, largest, largest_tried
 from runner.planning.model.gguf_header import from_gguf
 from runner.planning.model.profile import ModelProfile, from_config
 from runner.planning.plan import Plan
 from runner.planning.request import Request
 from runner.planning.resolve import at_window, resolve
 from runner.planning.sequences import MAX_SEQUENCES
-from runner.prompts import least_tokens, load_prompts
+from runner.prompts import least_tokens, load_passages, load_prompts
 
 MOST_WORKERS = 128
 
@@ -76,16 +76,28 @@ class Planner:
 
         # Some sequences may be documents'; each takes a row of the micro-batch too.
         spare = self.request(config).demand.n_seq_max - config.swarm_size.workers * config.in_flight
-        most = min(MAX_SEQUENCES, config.n_ubatch) - max(spare, 0)
-        return largest(min(most // config.in_flight, MOST_WORKERS), at)
+        most = min(MAX_SEQUENCES, config.kv_mode.micro_batch(config.n_ubatch)) - max(spare, 0)
+        most = min(most // config.in_flight, MOST_WORKERS)
+        return largest_tried(most, at) if config.kv_mode.evicts else largest(most, at)
 
     def largest_window(self, config: JobConfig) -> Limit:
-        """The longest window that fits, in tokens; the prompts are taken to fill it."""
+        """The longest window that fits, in tokens; the prompts are taken to fill it.
+
+        Raises:
+            PlanRefusedError: as :meth:`plan`; an eviction mode's budget is no smaller than that window.
+        """
         request = self.request(config)
         suffix = request.demand.suffix_tokens
         native = request.profile.n_ctx_train or config.window.target
         most = min(native, config.window.max or native)
-        return largest(most, lambda tokens: at_window(request, tokens), least=min(suffix + 1, most))
+
+        def at(tokens: int) -> Plan:
+            demand = replace(request.demand, prefix_tokens=max(tokens - suffix, 1))
+            return at_window(replace(request, demand=demand), tokens)
+
+        limit = largest(most, at, least=min(suffix + 1, most))
+        checks.budget(config.kv_mode, limit.plan.budget_cells, limit.value or most)
+        return limit
 
     def frontier(self, config: JobConfig) -> Iterator[Plan]:
         """The plan with the longest window for 1, 2, ... workers, as long as one fits; at least one plan."""
@@ -165,15 +177,20 @@ def expected(prompts: PromptsConfig) -> Workload:
     Written texts are taken at 4 bytes a token, which is what English takes, half of the lower bound's 8.
 
     Raises:
-        PromptError: as :func:`runner.prompts.load_prompts`.
+        PromptError: as :func:`runner.prompts.load_prompts` and :func:`runner.prompts.load_passages`.
     """
     least = least_tokens(prompts)
-    if prompts.path is None and not prompts.items:
-        return Workload(prompts.tokens, documents=True, prompts=prompts.count)
+    texts = [len(passage.text.encode()) // 4 for passage in load_passages(prompts, len)]
+    scored = max([prompts.texts.tokens if prompts.texts.count else 0, *texts])
+    if prompts.path is None and not prompts.items and prompts.name == "needle":
+        longest = max(prompts.tokens, scored)
+        return Workload(longest, documents=True, prompts=prompts.count, score_tokens=scored)
     # Nothing that is written down is counted here, and prompts.system is no text of a prompt's own.
     written = load_prompts(replace(prompts, system=None), len)
     return Workload(
-        2 * least + _TEMPLATE_TOKENS,
+        max(2 * least + _TEMPLATE_TOKENS if written else 0, scored),
+        score_tokens=scored,
+        asks=bool(written),
         documents=any(prompt.document for prompt in written),
         prompts=len(written),
         conversation=any(prompt.turns for prompt in written),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psutil
 
@@ -26,6 +27,9 @@ from runner.planning.request import Request
 from runner.planning.resolve import at_window, resolve, with_dry_run, with_more_compute
 from runner.prompts import least_tokens
 
+if TYPE_CHECKING:
+    from runner.scoring.texts import ScoredText
+
 
 @dataclass(frozen=True)
 class Resolved:
@@ -36,12 +40,15 @@ class Resolved:
     steps: tuple[Step, ...] = ()
 
 
-def workload_of(prepared: Sequence[PreparedPrompt]) -> Workload:
-    """What one-shot prompts ask for."""
+def workload_of(prepared: Sequence[PreparedPrompt], texts: Sequence[ScoredText] = ()) -> Workload:
+    """What one-shot prompts ask for, and texts that are scored beside them."""
+    scored = max((len(text.tokens) for text in texts), default=0)
     return Workload(
-        prompt_tokens=max(item.tokens_sent for item in prepared),
+        prompt_tokens=max([scored, *(item.tokens_sent for item in prepared)]),
         documents=any(item.document for item in prepared),
         prompts=len(prepared),
+        score_tokens=scored,
+        asks=bool(prepared),
     )
 
 
@@ -77,12 +84,26 @@ def refuse_before_fetch(config: JobConfig) -> None:
     if config.model.profile is None:
         return
     profile, hardware = from_config(config.model.profile), _hardware(config)
-    talks = expected(config.prompts).conversation
-    workload = Workload(least_tokens(config.prompts), conversation=talks)
+    workload = _least(config, profile)
     resolved = _decide(
         config, lambda job: resolve(_request(job, profile, hardware, workload)), lambda plan: plan
     )
     accept(resolved.plan, resolved.steps)
+
+
+def _least(config: JobConfig, profile: ModelProfile) -> Workload:
+    """The least that the prompts can come to.
+
+    With an eviction mode every prompt that passes the budget takes the same memory, and one that does not is
+    refused once it is counted: so the least is a prompt that just passes it.
+    """
+    expects, mode = expected(config.prompts), config.kv_mode
+    tokens = least_tokens(config.prompts)
+    if mode.evicts:
+        passed = mode.budget_cells(tokens) + 1
+        answer = config.sampling.max_tokens if expects.asks else 1
+        tokens = max(tokens, min(passed, profile.n_ctx_train or passed) - answer)
+    return Workload(tokens, conversation=expects.conversation, asks=expects.asks)
 
 
 def resolve_job(config: JobConfig, path: Path, profile: ModelProfile, workload: Workload) -> Resolved:

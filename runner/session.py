@@ -1,4 +1,4 @@
-"""What outlives a job: the model in memory, so that a sweep loads it once."""
+"""What outlives a job: the model in memory, and what its texts are compared with, so that a sweep pays once."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from runner.engine.context import Context, context_params
+from runner.engine.context import Context
+from runner.engine.modes import open_context
 from runner.engine.weights import Weights
 from runner.planning.plan import Plan
+from runner.scoring.references import References
 
 _Key = tuple[Path, int, int]
 _Loaded = tuple[_Key, int, tuple[str, ...]]
@@ -16,9 +18,10 @@ _Loaded = tuple[_Key, int, tuple[str, ...]]
 
 
 class Session:
-    """Keeps the last model, and the last vocabulary, for the jobs that follow."""
+    """Keeps the last model, the last vocabulary, and the texts' ``references`` for the jobs that follow."""
 
     def __init__(self) -> None:
+        self.references = References()
         self._weights: tuple[_Loaded, Weights] | None = None
         self._vocabulary: tuple[_Key, Weights] | None = None
 
@@ -60,7 +63,7 @@ class Session:
         Raises:
             EngineError: llama.cpp refuses it.
         """
-        context = Context(weights, context_params(plan))
+        context = open_context(weights, plan)
         try:
             yield context
         finally:
@@ -68,6 +71,7 @@ class Session:
 
     def close(self) -> None:
         """Free everything."""
+        self.references.close()
         self._forget_vocabulary()
         if self._weights is not None:
             self._weights[1].close()

@@ -97,9 +97,9 @@ def job(*overrides: str, model: str = "llama31_8b") -> JobConfig:
     return with_overrides(config, overrides)
 
 
-def again(config: JobConfig, tokens: int = 2000) -> Plan:
-    """The plan of a job whose longest prompt has ``tokens``, on the machine that it declares."""
+def again(config: JobConfig, tokens: int = 2000, **known: Any) -> Plan:
+    """The plan of a job whose longest prompt has ``tokens``, on the machine that it declares; ``known`` of its workload."""
     assert config.model.profile is not None
     profile = from_config(config.model.profile)
     hardware = probe(config.hardware, can_offload=True, machine=Machine(threads=4))
-    return resolve(request_for(config, profile, hardware, Workload(tokens), {}))
+    return resolve(request_for(config, profile, hardware, Workload(tokens, **known), {}))

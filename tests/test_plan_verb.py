@@ -122,6 +122,62 @@ def test_a_cell_of_a_grid_is_the_job_that_hydra_composes(composer: None) -> None
         assert cell.config == _composed([*arguments, *cell.overrides]), cell.overrides
 
 
+def test_a_cell_of_a_grid_has_the_options_of_its_policy(composer: None) -> None:
+    arguments = cli.rewrite(
+        ["model=smollm2", "kv_mode=h2o,mean,fp8_h2o", "kv_mode.budget=512,0.5", "kv_mode.options.decay=0.9",
+         "kv_mode.layer_weights=[2]", "kv_mode.granularity=token"]
+    )  # fmt: skip
+    cells = grid.expand(arguments, "config")
+    made = list(cells.cells(cli.to_job(cells.first)))
+    assert len(made) == 6
+    for cell in made:
+        assert cell.config == _composed([*arguments, *cell.overrides]), cell.overrides
+        assert cell.config.kv_mode.options["decay"] == 0.9
+    added = cli.rewrite(["kv_mode=f16", "kv_mode.policy=h2o,mean", "+kv_mode.options.decay=0.9,1"])
+    cells = grid.expand(added, "config")
+    made = list(cells.cells(cli.to_job(cells.first)))
+    assert [(c.config.kv_mode.policy, c.config.kv_mode.options) for c in made] == [
+        ("h2o", {"decay": 0.9}), ("h2o", {"decay": 1}), ("mean", {"decay": 0.9}), ("mean", {"decay": 1})
+    ]  # fmt: skip
+    dropped = cli.rewrite(
+        ["kv_mode=h2o,fp8_h2o", "kv_mode.policy=window", "~kv_mode.options.decay", "~kv_mode.options.grace"]
+    )
+    cells = grid.expand(dropped, "config")
+    assert all(cell.config.kv_mode.options == {} for cell in cells.cells(cli.to_job(cells.first)))
+
+
+def test_an_eviction_mode_is_shown_apart_from_its_window(tmp_path: Path) -> None:
+    said = planned(tmp_path, "kv_mode=fp8_h2o", "hardware=cpu_16gb", "prompt_tokens=6000")
+    assert "window 6064 tokens (need): " in said
+    assert "; 1536 cells, K f16, V f16, flash attention off\n" in said
+    assert (
+        "policy h2o keeps 1024 of these tokens, each head its own, and evicts every 256 tokens of prefill"
+        in said
+    )
+    assert (
+        "note: fp8 is emulated: 33.8 MiB are allocated, in f16 cells; FP8 codes" in said
+        and "17.2 MiB" in said
+    )
+    assert "llama-server cannot evict" in said and "llama-server -" not in said
+    [plan] = rows(tmp_path).to_dict("records")
+    assert (plan["policy"], plan["budget_cells"], plan["chunk_tokens"]) == ("h2o", 1024, 256)
+    assert (plan["granularity"], plan["codec"], plan["codec_bytes"]) == (
+        "head",
+        "fp8 (emulated)",
+        1536 * 11_760,
+    )
+
+
+def test_cells_stay_where_prompts_grow(tmp_path: Path) -> None:
+    axes = ("-m", "kv_mode=f16,h2o,window", "prompts.tokens=2000,4000,8000", "hardware=cpu_16gb")
+    lines = planned(tmp_path, *axes).splitlines()
+    assert lines[0].split()[4:9] == ["policy", "window", "budget", "cells", "weights"]
+    kept = rows(tmp_path)
+    evicting = kept[kept.policy != "none"]
+    assert len(evicting) == 6 and evicting.kv_bytes.nunique() == 1
+    assert kept[kept.policy == "none"].kv_bytes.nunique() == 3
+
+
 def _composed(overrides: list[str]) -> JobConfig:
     single = [o for o in overrides if "," not in o]
     with hydra.initialize_config_dir(version_base="1.3", config_dir=str(conf_dir().resolve())):
@@ -205,6 +261,20 @@ def test_nothing_of_the_engine_is_imported(tmp_path: Path) -> None:
         (["prompts=jsonl"], "prompts=jsonl has no prompts"),
         (["prompts.path=none.jsonl"], "there is no prompt file none.jsonl"),
         (["hardware.ram=12 gigs"], "'12 gigs' is no size"),
+        (
+            ["kv_mode=h2o", "kv_mode.budget=1.5"],
+            "kv_mode.budget=1.5: give a whole number of cells, at least 1, or a sh",
+        ),
+        (["kv_mode=h2o", "kv_mode.budget=9000"], "nothing would ever be evicted: kv_mode.budget=9000"),
+        (
+            ["kv_mode=h2o", "prompt_tokens=9000"],
+            "eviction keeps fewer tokens at the positions that they have",
+        ),
+        (["kv_mode.policy=h20"], "there is no such policy; there are none, window, h2o"),
+        (
+            ["kv_mode=h2o", "kv_mode.policy=window"],
+            "has no option 'decay'; it has none; kv_mode=window starts without",
+        ),
         (["together=mixed"], "together=mixed adds up the cells of a grid; add -m"),
         (
             ["solve=window", "window.max=10"],

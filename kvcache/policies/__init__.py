@@ -40,10 +40,12 @@ def make_policy(name: str, options: Mapping[str, float]) -> Policy:
     """The policy ``name`` with these options.
 
     Raises:
-        ValueError: no such policy, or an option that it does not have; lists what there is.
+        ValueError: no such policy (``none`` is none), or an option that it does not have; lists what there is.
     """
-    cls = POLICIES[check_policy(name)]
-    known = [f.name for f in fields(cls)]
+    if name not in POLICIES:
+        raise ValueError(f"{name!r} is no policy; there are {', '.join(POLICIES)}")
+    cls = POLICIES[name]
+    known = [f.name for f in fields(cls)]  # type: ignore[arg-type]  # every policy is a dataclass
     for option in options:
         if option not in known:
             there = f"it has {', '.join(known)}" if known else "it has none"

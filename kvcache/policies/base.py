@@ -1,7 +1,7 @@
 """What a policy is: it scores the tokens that a layer's heads hold; the lowest scores leave the cache.
 
-A policy is a frozen dataclass in a file of its own, named after its paper or after what it measures. Its fields are
-its options. It implements :meth:`Policy.score` and nothing else; what may never leave, how neighbours share
+A policy is a frozen dataclass in a file of its own, named after its paper or after what it measures. Its fields
+are its options. It implements :meth:`Policy.score` and nothing else; what may never leave, how neighbours share
 their scores and how many tokens stay is the selector's business (:mod:`kvcache.selection`).
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -57,6 +57,20 @@ class Policy(ABC):
     needs: ClassVar[Needs]
     decay: float = 1.0
     observed: float | None = None
+
+    def __post_init__(self) -> None:
+        """Check the options.
+
+        Raises:
+            ValueError: one is outside its sense.
+        """
+        for option in fields(self):  # type: ignore[arg-type]  # every policy is a dataclass
+            value = getattr(self, option.name)
+            least = 1 if option.name == "observed" else 0
+            if value is not None and not value >= least:
+                raise ValueError(f"{option.name}={value:g} is too little, it is at least {least}")
+            if option.name == "decay" and value > 1:
+                raise ValueError(f"decay={value:g} is too much, it is what is left: at most 1")
 
     @abstractmethod
     def score(self, held: HeldTokens) -> Floats:

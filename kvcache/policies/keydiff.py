@@ -25,4 +25,5 @@ class KeyDiff(Policy):
         unit = keys / np.maximum(np.linalg.norm(keys, axis=2, keepdims=True), 1e-12)
         anchor = unit.mean(axis=1, keepdims=True)
         anchor /= np.maximum(np.linalg.norm(anchor, axis=2, keepdims=True), 1e-12)
-        return -(unit * anchor).sum(axis=2)
+        along: Floats = (unit * anchor).sum(axis=2)
+        return -along

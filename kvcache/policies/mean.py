@@ -24,7 +24,7 @@ class MeanAttention(Policy):
 
     def score(self, held: HeldTokens) -> Floats:
         """Mean attention probability."""
-        seen = np.maximum(held.queries.sum(axis=1, keepdims=True), 1)
+        seen: Floats = np.maximum(held.queries.sum(axis=1, keepdims=True), 1)
         typical = held.mass.sum(axis=1, keepdims=True) / seen
-        score = (held.mass + self.prior * typical) / np.maximum(held.queries + self.prior, 1e-6)
+        score: Floats = (held.mass + self.prior * typical) / np.maximum(held.queries + self.prior, 1e-6)
         return score.astype(np.float32, copy=False)

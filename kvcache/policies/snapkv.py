@@ -23,4 +23,4 @@ class SnapKV(Policy):
 
     def score(self, held: HeldTokens) -> Floats:
         """Mean attention probability of the observed queries."""
-        return held.mass / np.maximum(held.queries, 1)
+        return (held.mass / np.maximum(held.queries, 1)).astype(np.float32, copy=False)

@@ -1,4 +1,4 @@
-"""Sinks and the most recent tokens (StreamingLLM, Xiao et al. 2023): the sinks are the selector's, the rest is age."""
+"""Sinks and the most recent tokens (StreamingLLM, Xiao et al. 2023): sinks are the selector's, the rest is age."""
 
 from __future__ import annotations
 

@@ -97,6 +97,11 @@ ggml.ggml_nbytes.argtypes = [ctypes.c_void_p]
 ggml.ggml_nbytes.restype = ctypes.c_size_t
 
 ggml.ggml_backend_cpu_buffer_type.restype = ctypes.c_void_p
+ggml.ggml_backend_buffer_is_host.argtypes = [ctypes.c_void_p]
+ggml.ggml_backend_buffer_is_host.restype = ctypes.c_bool
+for _transfer in (ggml.ggml_backend_tensor_get, ggml.ggml_backend_tensor_set):
+    _transfer.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t]
+    _transfer.restype = None
 
 
 class TensorOverride(ctypes.Structure):

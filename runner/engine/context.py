@@ -5,12 +5,13 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from runner.engine.bindings import KV_TYPE_IDS, forget_complaints, last_error, lib
+from runner.engine.eviction_log import EvictionRound
 from runner.engine.weights import Weights
 from runner.errors import EngineError
 
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 Logits = npt.NDArray[np.float32]
 Callback = Callable[[int, bool], bool]
+Phase = Literal["prefill", "decode"]
+"""Of a prompt, or of its answers."""
 
 _INTS = ctypes.POINTER(ctypes.c_int32)
 _PARTIAL_ONLY = lib.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
@@ -26,8 +29,9 @@ _PARTIAL_ONLY = lib.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
 
 @dataclass(frozen=True)
 class ContextParams:
-    """What an engine context is created with; ``n_ctx`` is in cells, ``n_seq_max`` bounds the outputs too.
+    """What an engine context is created with; ``n_ctx`` is in cells.
 
+    ``n_outputs`` is how many tokens of a batch may want their logits, one a sequence where it is None;
     ``offload_kqv`` puts the cells where their layers are; without it they are in host memory.
     """
 
@@ -40,6 +44,7 @@ class ContextParams:
     swa_full: bool
     n_threads: int
     offload_kqv: bool = True
+    n_outputs: int | None = None
 
 
 def context_params(plan: Plan) -> ContextParams:
@@ -54,11 +59,20 @@ def context_params(plan: Plan) -> ContextParams:
         swa_full=plan.swa_full,
         n_threads=plan.n_threads,
         offload_kqv=plan.offload_kqv,
+        n_outputs=plan.n_outputs,
     )
 
 
 class Context:
-    """A llama.cpp context with a unified KV cache, driven in batches of at most ``n_ubatch`` tokens."""
+    """A llama.cpp context with a unified KV cache, driven in batches of at most ``n_ubatch`` tokens.
+
+    Attributes:
+        chunk: tokens of prefill after which :meth:`evict` wants to be called; None where nothing ever leaves.
+        interval: the same of answers, in tokens of each.
+    """
+
+    chunk: int | None = None
+    interval: int | None = None
 
     def __init__(self, weights: Weights, params: ContextParams, callback: Callback | None = None) -> None:
         """Allocate the cache and the compute buffers.
@@ -88,8 +102,8 @@ class Context:
         p, c = self.params, lib.llama_context_default_params()
         c.n_ctx, c.n_seq_max = p.n_ctx, p.n_seq_max
         c.n_batch = c.n_ubatch = p.n_ubatch
-        # At most one output per sequence: without this the logits of a whole micro-batch are reserved.
-        c.n_outputs_max = p.n_seq_max
+        # As few as can be: without this the logits of a whole micro-batch are reserved.
+        c.n_outputs_max = p.n_seq_max if p.n_outputs is None else max(p.n_outputs, p.n_seq_max)
         c.n_threads = c.n_threads_batch = p.n_threads
         c.type_k, c.type_v = KV_TYPE_IDS[p.kv_type_k], KV_TYPE_IDS[p.kv_type_v]
         c.flash_attn_type = (
@@ -168,18 +182,31 @@ class Context:
         if not lib.llama_memory_seq_rm(self._memory, sequence, -1, -1):
             raise EngineError(f"sequence {sequence} could not be dropped")
 
+    def evict(self, sequences: Sequence[int], phase: Phase) -> None:
+        """Let tokens of ``sequences`` leave as the KV mode says; this context keeps all."""
+
+    def take_rounds(self) -> list[EvictionRound]:
+        """What evictions did since this was last asked."""
+        return []
+
     def save_partial(self, sequence: int) -> bytes:
         """The part of a sequence that cannot be cut back: its sliding-window cells and recurrent state."""
-        size = lib.llama_state_seq_get_size_ext(self.handle, sequence, _PARTIAL_ONLY)
-        buffer = (ctypes.c_uint8 * size)()
-        if lib.llama_state_seq_get_data_ext(self.handle, buffer, size, sequence, _PARTIAL_ONLY) != size:
-            raise EngineError(f"the state of sequence {sequence} could not be read")
-        return bytes(buffer)
+        return self._read_state(sequence, _PARTIAL_ONLY)
 
     def load_partial(self, sequence: int, state: bytes) -> None:
         """Put back what :meth:`save_partial` gave, into cells that this sequence alone owns."""
+        self._write_state(sequence, state, _PARTIAL_ONLY)
+
+    def _read_state(self, sequence: int, flags: int) -> bytes:
+        size = lib.llama_state_seq_get_size_ext(self.handle, sequence, flags)
+        buffer = (ctypes.c_uint8 * size)()
+        if lib.llama_state_seq_get_data_ext(self.handle, buffer, size, sequence, flags) != size:
+            raise EngineError(f"the state of sequence {sequence} could not be read")
+        return bytes(buffer)
+
+    def _write_state(self, sequence: int, state: bytes, flags: int) -> None:
         buffer = (ctypes.c_uint8 * len(state)).from_buffer_copy(state)
-        if lib.llama_state_seq_set_data_ext(self.handle, buffer, len(state), sequence, _PARTIAL_ONLY) == 0:
+        if lib.llama_state_seq_set_data_ext(self.handle, buffer, len(state), sequence, flags) == 0:
             raise EngineError(f"the state of sequence {sequence} could not be restored: {last_error()}")
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from runner.engine.context import Context
+from runner.engine.eviction import EvictingContext, SavedSequence
 
 
 @dataclass
@@ -25,7 +26,7 @@ class Document:
     held: int = 0
     users: int = 0
     prefilled: int = 0
-    state: bytes | None = None
+    state: bytes | SavedSequence | None = None
 
     @property
     def grows(self) -> bool:
@@ -67,7 +68,9 @@ class Documents:
         if not tokens:
             return None
         found = next((d for d in self._all if d.tokens == tokens), None)
-        found = found or next((d for d in self._all if not d.users and d.begins(tokens)), None)
+        if not isinstance(self._context, EvictingContext):
+            # What an evicting context holds of a document depends on where it ended.
+            found = found or next((d for d in self._all if not d.users and d.begins(tokens)), None)
         if found is None:
             found = Document(tokens, self._free.popleft(), held)
             self._all.append(found)
@@ -78,10 +81,17 @@ class Documents:
 
     def fork(self, document: Document, sequence: int) -> None:
         """Start ``sequence`` from where ``document`` ends."""
+        if isinstance(self._context, EvictingContext):
+            # The question evicts cells of the document: each starts from the document as saved, the first one too.
+            if not isinstance(document.state, SavedSequence):
+                document.state = self._context.save(document.sequence)
+            self._context.restore(sequence, document.state)
+            return
         if self._context.partial_state:
             # A small sliding-window cache has moved on by the time a second question comes, and shared cells
             # could never be re-used: every question starts from the state as saved, the first one too.
-            document.state = document.state or self._context.save_partial(document.sequence)
+            if not isinstance(document.state, bytes):
+                document.state = self._context.save_partial(document.sequence)
             self._context.load_partial(document.sequence, document.state)
         self._context.fork(document.sequence, sequence)
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from runner.config import SamplingConfig
 from runner.engine.context import Context
 from runner.engine.documents import Document, Documents
+from runner.engine.eviction import EvictingContext
 from runner.engine.sampler import log_normalizers, needed, top_candidates
 from runner.engine.sequence import Answer, Generation, Group, Rows
 from runner.engine.weights import Weights
@@ -31,6 +32,8 @@ class _Running:
     sequence: int
     started: float
     asked: int = 0
+    in_chunk: int = 0
+    steps: int = 0
     forked: bool = False
     prefill_tokens: int = 0
     answers: list[Answer] = field(default_factory=list)
@@ -184,6 +187,8 @@ class Scheduler:
 
         began = time.monotonic()
         logits = self._context.decode(batch.tokens, batch.positions, batch.sequences, batch.outputs)
+        if prefilling is not None:
+            self._evict_from_prompt(prefilling, ended=completes)
         if prefilling is not None and completes:
             # All workers draw their first token from the prompt's last row, each with its own seed.
             rows += [decoding] * len(prefilling.group.seeds)
@@ -196,6 +201,31 @@ class Scheduler:
         for answer in sampled:
             if answer.finish_reason is not None:
                 self._release(answer)
+        if decoding:
+            self._evict_from_answers()
+
+    def _evict_from_prompt(self, running: _Running, *, ended: bool) -> None:
+        """After a chunk of prefill, or what is left of one where the document or the prompt ends."""
+        chunk, document = self._context.chunk, running.document
+        in_document = document is not None and not running.asked
+        if in_document and document is not None:
+            ended = document.prefilled == len(document.tokens)
+        if chunk is not None and (ended or running.in_chunk >= chunk):
+            self._context.evict(
+                [document.sequence if in_document and document else running.sequence], "prefill"
+            )
+            running.in_chunk = 0
+
+    def _evict_from_answers(self) -> None:
+        """Every so many tokens that each worker has generated."""
+        interval = self._context.interval
+        if interval is None:
+            return
+        for running in self._running:
+            if running.forked and running.alive:
+                running.steps += 1
+                if running.steps % interval == 0:
+                    self._context.evict([answer.sequence for answer in running.alive], "decode")
 
     def _add_chunk(self, running: _Running, batch: Rows) -> bool:
         """Add the next prefill tokens of ``running`` to the batch; True where they end its prompt.
@@ -204,6 +234,8 @@ class Scheduler:
         document was prefilled for this group or was there already.
         """
         room = self._context.params.n_ubatch - len(batch.tokens)
+        if self._context.chunk is not None:
+            room = min(room, self._context.chunk - running.in_chunk)
         document, group = running.document, running.group
         if document is not None and document.prefilled < len(document.tokens):
             start, chunk = document.prefilled, document.next_chunk(room)
@@ -217,6 +249,7 @@ class Scheduler:
             batch.add(chunk, len(group.document) + running.asked, running.sequence, output=completes)
             running.asked += len(chunk)
         running.prefill_tokens += len(chunk)
+        running.in_chunk += len(chunk)
         return completes
 
     def _fork(self, running: _Running) -> list[Answer]:
@@ -281,6 +314,9 @@ class Scheduler:
         if p.phase != phase:
             p.phase, p.tok_s = phase, 0.0
         p.active_sequences = sum(len(running.alive) or 1 for running in self._running)
+        if isinstance(self._context, EvictingContext):
+            p.cells_used = self._context.cells_used
+            return
         p.cells_used = sum(document.prefilled for document in self._documents)
         p.cells_used += sum(r.asked + sum(len(a.tokens) for a in r.alive) for r in self._running)
 

@@ -26,6 +26,8 @@ class Workload:
         prompts: how many there are; None where that is not known yet.
         conversation: whether any of them has turns.
         chats: whether any of them has messages or a system text of its own.
+        score_tokens: the longest text that is scored, which ``prompt_tokens`` counts too; 0 without any.
+        asks: whether anything is asked; False where there are texts to score alone.
     """
 
     prompt_tokens: int
@@ -33,6 +35,12 @@ class Workload:
     prompts: int | None = None
     conversation: bool = False
     chats: bool = False
+    score_tokens: int = 0
+    asks: bool = True
+
+
+SCORED_AT_ONCE = 128
+"""Tokens of a text whose logits are there at the same time; at a vocabulary of 262k they are 128 MiB."""
 
 
 def request_for(
@@ -59,10 +67,11 @@ def request_for(
         window=config.window,
         demand=Demand(
             prefix_tokens=workload.prompt_tokens,
-            suffix_tokens=config.sampling.max_tokens,
+            suffix_tokens=config.sampling.max_tokens if workload.asks else 1,
             workers=config.swarm_size.workers,
             in_flight=facts.in_flight,
             n_seq_max=facts.sequences,
+            outputs=min(workload.score_tokens, SCORED_AT_ONCE, config.kv_mode.micro_batch(config.n_ubatch)),
             documents=_keeps_documents(workload),
             conversation=workload.conversation,
             processes=config.swarm_size.workers if config.workers.kind == "isolated" else 1,
@@ -84,8 +93,8 @@ def request_for(
 
 def facts_of(config: JobConfig, profile: ModelProfile, hardware: Hardware, workload: Workload) -> Facts:
     """All that the rules of :mod:`runner.planning.compatibility` are asked about."""
-    together = 1 if config.workers.kind == "isolated" else config.swarm_size.workers
-    in_flight = min(config.in_flight, workload.prompts or config.in_flight)
+    together = 1 if config.workers.kind == "isolated" or not workload.asks else config.swarm_size.workers
+    in_flight = min(config.in_flight, workload.prompts or config.in_flight) if workload.asks else 1
     sliding = profile.sliding_window > 0 and not config.kv_mode.swa_full
     return Facts(
         config=config,
@@ -97,6 +106,7 @@ def facts_of(config: JobConfig, profile: ModelProfile, hardware: Hardware, workl
         sequences=sequences_needed(
             together, in_flight, documents=_keeps_documents(workload), sliding=sliding
         ),
+        prompt_tokens=workload.prompt_tokens,
     )
 
 

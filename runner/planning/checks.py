@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from runner.config import WindowConfig
+from runner.config import KvModeConfig, WindowConfig
 from runner.errors import PlanRefusedError
 from runner.planning.model.profile import ModelProfile
 
 
-def window_tokens(profile: ModelProfile, window: WindowConfig, prefix_tokens: int, suffix_tokens: int) -> int:
+def window_tokens(
+    profile: ModelProfile,
+    window: WindowConfig,
+    prefix_tokens: int,
+    suffix_tokens: int,
+    *,
+    evicts: bool = False,
+) -> int:
     """How far one worker's positions reach, in tokens: what the longest prompt needs, or the fixed window.
+
+    Tokens that are evicted keep their positions, so that they count too.
 
     Raises:
         PlanRefusedError: the prompt and its answer pass the window, or the window passes ``window.max`` or
@@ -33,8 +42,23 @@ def window_tokens(profile: ModelProfile, window: WindowConfig, prefix_tokens: in
             f"the window passes its limit: {what}, window.max is {window.max}; raise window.max, or {remedy}"
         )
     if profile.n_ctx_train and tokens > profile.n_ctx_train:
+        if evicts:
+            remedy = "eviction keeps fewer tokens at the positions that they have: shorten the document"
         raise PlanRefusedError(
             f"a context beyond the model's native length: {what}, {profile.arch} was trained to "
             f"{profile.n_ctx_train} tokens; {remedy}, or choose a model with a longer context"
         )
     return tokens
+
+
+def budget(mode: KvModeConfig, cells: int, window_tokens: int) -> None:
+    """See that a budget of ``cells`` is smaller than what it is a budget for.
+
+    Raises:
+        PlanRefusedError: the whole window stays.
+    """
+    if mode.evicts and cells >= window_tokens:
+        raise PlanRefusedError(
+            f"nothing would ever be evicted: kv_mode.budget={mode.budget} keeps {cells} cells, prompt and answer "
+            f"take {window_tokens}; lower kv_mode.budget, or set kv_mode=f16"
+        )

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from kvcache.policies import POLICIES
 from runner.config import JobConfig
 from runner.errors import ConfigError
 from runner.planning.facts import Facts
@@ -66,7 +67,14 @@ def _numbers(facts: Facts) -> dict[str, int]:
         "most_in_flight": MAX_SEQUENCES // per_prompt,
         "head_k": facts.odd_k_head,
         "head_v": facts.odd_v_head,
+        "kept": facts.config.kv_mode.sinks + facts.recent_cells,
+        "least_budget": facts.config.kv_mode.sinks + 1,
+        "least_sliding": facts.least_sliding_budget,
     }
+
+
+_ATTENDING = ", ".join(f"`{name}`" for name, policy in POLICIES.items() if policy.needs == "attention")
+_LOOK_AWAY = "choose a policy that looks at none, as kv_mode=keydiff or kv_mode=window"
 
 
 _SAID: dict[str, Callable[[JobConfig], str]] = {
@@ -213,6 +221,105 @@ RULES: tuple[Rule, ...] = (
         ("kv_mode.v=f16",),
     ),
     Rule(
+        "codec-in-other-cells",
+        (
+            ("kv_mode.codec", "`kv_mode.codec=fp8`"),
+            ("kv_mode.k", "`kv_mode.k`"),
+            ("kv_mode.v", "`kv_mode.v`, not both `f16`"),
+        ),
+        lambda f: f.config.kv_mode.codec == "fp8" and {f.config.kv_mode.k, f.config.kv_mode.v} != {"f16"},
+        "the engine has no FP8 cells, FP8 is rounded to inside f16 ones",
+        ("kv_mode.codec=none",),
+        "set kv_mode.k and kv_mode.v to f16",
+    ),
+    Rule(
+        "attention-with-flash",
+        (
+            ("kv_mode.policy", f"a `kv_mode.policy` that looks at attention ({_ATTENDING})"),
+            ("flash_attn", "`flash_attn=on`"),
+        ),
+        lambda f: f.config.flash_attn == "on" and f.config.kv_mode.needs == "attention",
+        "the policy looks at attention, which flash attention never writes down",
+        ("flash_attn=auto",),
+        _LOOK_AWAY,
+    ),
+    Rule(
+        "attention-with-quantised-v",
+        (
+            ("kv_mode.policy", f"a `kv_mode.policy` that looks at attention ({_ATTENDING})"),
+            ("kv_mode.v", "a quantised `kv_mode.v`"),
+        ),
+        lambda f: f.quantised_v and f.config.kv_mode.needs == "attention",
+        "a quantised V needs flash attention, which never writes down the attention that the policy looks at",
+        ("kv_mode.v=f16",),
+        _LOOK_AWAY,
+    ),
+    Rule(
+        "budget-of-sinks-alone",
+        (("kv_mode.budget", "`kv_mode.budget`"), ("kv_mode.sinks", "as many `kv_mode.sinks`")),
+        lambda f: 0 < f.budget_cells <= f.config.kv_mode.sinks,
+        "a budget is at least the sinks, the recent tokens and one cell to choose for",
+        ("kv_mode.budget={least_budget}",),
+        "lower kv_mode.sinks",
+    ),
+    Rule(
+        "nothing-to-choose",
+        (
+            ("kv_mode.budget", "`kv_mode.budget`"),
+            ("kv_mode.recent", "a `kv_mode.recent` that takes all of it but the sinks"),
+        ),
+        lambda f: 0 < f.budget_cells <= f.config.kv_mode.sinks + f.recent_cells,
+        "a budget is at least the sinks, the recent tokens (here {kept} together) and one cell to choose for",
+        ("kv_mode.recent=0.25",),
+    ),
+    Rule(
+        "budget-below-sliding-window",
+        (("kv_mode.budget", "`kv_mode.budget`"), ("model", "sliding-window layers with a longer window")),
+        lambda f: 0 < f.budget_cells < f.least_sliding_budget,
+        "what leaves the cache leaves its sliding-window layers too, and those need their whole window",
+        ("kv_mode.budget={least_sliding}",),
+    ),
+    Rule(
+        "shared-choice-in-sliding-window",
+        (
+            ("kv_mode.granularity", "`kv_mode.granularity=token`"),
+            ("model", "sliding-window layers with a window that passes the recent tokens"),
+        ),
+        lambda f: (
+            f.config.kv_mode.granularity == "token"
+            and f.config.kv_mode.needs != "nothing"
+            and f.budget_cells > 0
+            and f.recent_cells < f.sliding_window
+        ),
+        "where all layers share their tokens, the sliding-window layers' window must be among the recent ones",
+        ("kv_mode.granularity=head",),
+        "raise kv_mode.budget or kv_mode.recent",
+    ),
+    Rule(
+        "layer-weights-alone",
+        (
+            ("kv_mode.layer_weights", "`kv_mode.layer_weights`"),
+            ("kv_mode.granularity", "a granularity that is not `token`"),
+        ),
+        lambda f: bool(f.config.kv_mode.layer_weights) and f.config.kv_mode.granularity != "token",
+        "layers have weights where they choose together, else they would be ignored",
+        ("kv_mode.granularity=token", "kv_mode.layer_weights=[]"),
+    ),
+    Rule(
+        "eviction-in-flight",
+        (("kv_mode.policy", "`kv_mode.policy`"), ("in_flight", "`in_flight` above 1")),
+        lambda f: f.config.kv_mode.evicts and f.config.in_flight > 1,
+        "a cache that evicts holds one prompt at a time",
+        ("in_flight=1",),
+    ),
+    Rule(
+        "eviction-with-turns",
+        (("kv_mode.policy", "`kv_mode.policy`"), ("turns", "prompts with `turns`")),
+        lambda f: f.config.kv_mode.evicts and f.turns,
+        "a conversation keeps its whole history in the cache, which grows with it",
+        otherwise="choose a kv_mode without a policy, as kv_mode=f16",
+    ),
+    Rule(
         "more-sequences-than-a-context",
         (("swarm_size", "`swarm_size`"), ("in_flight", "`in_flight`, together above 256 sequences")),
         lambda f: f.sequences > MAX_SEQUENCES,
@@ -230,6 +337,13 @@ RULES: tuple[Rule, ...] = (
         lambda f: f.sequences > f.config.n_ubatch,
         "a step may decode a token of each of {sequences} sequences, the micro-batch holds fewer",
         ("n_ubatch={sequences}",),
+    ),
+    Rule(
+        "more-sequences-than-a-chunk",
+        (("swarm_size", "`swarm_size`"), ("kv_mode.chunk", "`kv_mode.chunk` below its sequences")),
+        lambda f: f.config.kv_mode.evicts and f.sequences > f.config.kv_mode.chunk,
+        "a step decodes a token of each of {sequences} sequences, no batch is longer than a chunk",
+        ("kv_mode.chunk={sequences}",),
     ),
     Rule(
         "spilled-cache-in-one-pool",

@@ -37,6 +37,8 @@ A cell is `yes`, or the number of the rule that forbids it. Types of your own (`
 same rules: what matters is which of the two are stored in blocks (`q8_0` to `iq4_nl`), and whether they differ.
 """
 
+_NUMBERS = ("sequences", "most_in_flight", "head_k", "head_v", "kept", "least_budget", "least_sliding")
+
 _Flash = Literal["auto", "on", "off"]
 _FLASH: tuple[_Flash, ...] = ("auto", "on", "off")
 
@@ -54,7 +56,7 @@ def _row(*cells: str) -> str:
 
 def _rule(number: int, rule: Rule) -> str:
     first, *more = (words for _, words in rule.sides)
-    numbers = dict.fromkeys(("sequences", "most_in_flight", "head_k", "head_v"), "N")
+    numbers = dict.fromkeys(_NUMBERS, "N")
     remedies = [f"`{override.format_map(numbers)}`" for override in rule.overrides]
     remedies += [rule.otherwise] if rule.otherwise else []
     return _row(

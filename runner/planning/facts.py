@@ -25,6 +25,7 @@ class Facts:
         turns: whether prompts have turns.
         in_flight: prompts that are really decoded at once, which may be fewer than ``config.in_flight``.
         sequences: what a context must hold; 0 before it is known.
+        prompt_tokens: the longest prompt; 0 before it is known.
     """
 
     config: JobConfig
@@ -34,6 +35,32 @@ class Facts:
     turns: bool = False
     in_flight: int = 1
     sequences: int = 0
+    prompt_tokens: int = 0
+
+    @property
+    def budget_cells(self) -> int:
+        """Cells that an eviction leaves; 0 without one, or before it is known."""
+        return self.config.kv_mode.budget_cells(self.prompt_tokens)
+
+    @property
+    def recent_cells(self) -> int:
+        """Of these cells, those of recent tokens."""
+        return max(self.config.kv_mode.selector.recent_cells(self.budget_cells), 0)
+
+    @property
+    def sliding_window(self) -> int:
+        """Tokens that sliding-window layers see; 0 where there is none."""
+        return self.profile.sliding_window if self.profile is not None else 0
+
+    @property
+    def least_sliding_budget(self) -> int:
+        """Cells that an eviction must leave so that sliding-window layers have their window; 0 without any.
+
+        Where heads choose for themselves, the cells that stay are those with the newest positions. A window
+        gives some of them to the sinks.
+        """
+        window, mode = self.sliding_window, self.config.kv_mode
+        return window + mode.sinks if window and mode.needs == "nothing" else window
 
     @property
     def quantised_v(self) -> bool:

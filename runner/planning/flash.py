@@ -54,11 +54,13 @@ def choose(
 ) -> bool:
     """Whether the context uses flash attention.
 
-    ``auto`` is on, unless ``ratios`` holds a total time on/off above 1 for this shape and V is not quantised:
-    a quantised V needs it.
+    ``auto`` is off where a policy looks at attention, which it does not write down. Else it is on, unless
+    ``ratios`` holds a total time on/off above 1 for this shape and V is not quantised: a quantised V needs it.
     """
     if setting != "auto":
         return setting == "on"
+    if kv_mode.needs == "attention":
+        return False
     return budget.is_quantised(kv_mode.v) or not ratios or ratios.get(shape.key, 0.0) <= 1.0
 
 

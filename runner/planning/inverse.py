@@ -17,6 +17,18 @@ class Limit:
     plan: Plan
 
 
+def largest_tried(most: int, at: Callable[[int], Plan]) -> Limit:
+    """As :func:`largest` from 1 on, where what a plan needs may fall again: every number is tried.
+
+    Without a cell more for one more worker, it does: a micro-batch is rounded up to a multiple of the sequences.
+    """
+    for value in range(most, 1, -1):
+        plan = at(value)
+        if plan.status != "refused":
+            return Limit(value, plan)
+    return largest(1, at)
+
+
 def largest(most: int, at: Callable[[int], Plan], least: int = 1) -> Limit:
     """The largest number from ``least`` to ``most`` whose plan is not refused, by bisection.
 

@@ -58,7 +58,12 @@ def server(plan: Plan) -> Server:
 
 
 def command(plan: Plan) -> str:
-    """The whole command, quoted for a shell; where the plan is refused, that of what was refused."""
+    """The whole command, quoted for a shell; where the plan is refused, that of what was refused.
+
+    Empty where the plan evicts, which llama-server cannot: with the whole window it is another plan.
+    """
+    if plan.request.kv_mode.evicts:
+        return ""
     request, spill, sized = plan.request, plan.spill, server(plan)
     words = ["llama-server", *(request.source or ("-m", "MODEL.gguf"))]
     if "-hf" in request.source and "--mmproj" not in request.source:

@@ -7,6 +7,7 @@ the engine's dry run reserves; where a file is at hand the dry run's figure repl
 from __future__ import annotations
 
 from kvcache import budget
+from runner.config import KvModeConfig
 from runner.planning.model import architectures
 from runner.planning.model.profile import ModelProfile
 
@@ -29,6 +30,10 @@ _BLOCK_TENSORS = 20
 
 # What a matrix product of K-quants keeps of its tiles for each thread (``ggml_tiled_ws_size``).
 _TILE_BYTES = 512 * 1024
+
+# What is kept of the token that a head holds in a cell: its position and age, the attention it got, of how many
+# queries, and of this batch (28 bytes), and what an eviction sorts them by.
+_HELD_TOKEN_BYTES = 64
 
 # Every tensor of a buffer is aligned, and a graph has inputs of a few bytes a sequence.
 _ALIGNMENT_BYTES = 24 * 1024
@@ -80,6 +85,15 @@ def compute_bytes(
     last_rows = _FLOAT * 4 * profile.n_embd * (tokens + n_outputs)
     output_buffer = _FLOAT * max(n_outputs, n_seq_max) * profile.n_vocab
     return max(body, logits + last_rows) + output_buffer + _ALIGNMENT_BYTES
+
+
+def late_output_bytes(profile: ModelProfile, *, n_outputs: int, n_seq_max: int) -> int:
+    """What the output buffer still grows by when a batch first wants ``n_outputs`` tokens' logits.
+
+    A context begins with a row a sequence, whatever it is told to expect (``llama_context::output_reserve``); so
+    its log, and with it a dry run, has less than :func:`compute_bytes`.
+    """
+    return _FLOAT * max(n_outputs - n_seq_max, 0) * profile.n_vocab
 
 
 def _input_bytes(profile: ModelProfile, cells: int, sliding_cells: int, *, flash_attn: bool) -> int:
@@ -209,3 +223,42 @@ def _scratch_bytes(
     head = max((max(layer.head_dim_k, layer.head_dim_v) for layer, _ in profile.groups), default=0)
     tiles = max(_TILE_BYTES, _FLOAT * (64 * 4 * head + 2 * 64 * 64))
     return tokens * (2 * widest + routes) + n_threads * tiles
+
+
+def eviction_bytes(
+    profile: ModelProfile,
+    mode: KvModeConfig,
+    *,
+    cells: int,
+    sliding_cells: int,
+    kept_cells: int,
+    n_ubatch: int,
+    n_seq_max: int,
+    flash_attn: bool,
+    documents: bool,
+    on_card: bool,
+) -> int:
+    """Host memory of an eviction mode beside the cache: a bound.
+
+    The table of what each head of each full-attention layer holds in each cell (one row for all of them where the
+    policy looks at nothing), and what a policy looks at: keys as floats; where the cache is on a card also a
+    copy of one layer's probabilities and cells. With ``documents`` one of them waits between its prompts as a
+    copy of its ``kept_cells`` and states, which is there twice while it is read or written.
+    """
+    looks = mode.needs != "nothing"
+    full = [(layer, count) for layer, count in profile.groups if layer.kind == "full"]
+    rows = sum(layer.n_head_kv * count for layer, count in full) if looks else 1
+    size = cells * (rows * _HELD_TOKEN_BYTES + 8 + n_seq_max)
+    if mode.needs == "keys":
+        # As they are, of unit length, and their products with the mean.
+        size += 3 * _FLOAT * cells * _widest_k(profile)
+    if on_card and looks:
+        row = (profile.row_bytes(layer, mode.k, mode.v, flash_attn=flash_attn) for layer, _ in full)
+        size += cells * max(row, default=0)
+    if on_card and mode.needs == "attention":
+        size += _FLOAT * profile.n_head * n_ubatch * cells
+    if documents:
+        window = min(sliding_cells, kept_cells if mode.swa_full else profile.sliding_window + n_ubatch)
+        kv = profile.kv_bytes(kept_cells, window, mode.k, mode.v, flash_attn=flash_attn)
+        size += 2 * (kv + profile.state_bytes) + kept_cells * rows * _HELD_TOKEN_BYTES
+    return size

@@ -33,6 +33,9 @@ class Plan:
 
     ``window_tokens`` is how far one worker's positions reach; ``cells`` is what a cache allocates, padded as
     llama.cpp pads. ``sliding_cells`` is the sliding layers' own cache, 0 where there is none.
+    With a ``policy`` (else it is ``none``) at most ``budget_cells`` of a prompt are kept, and ``chunk_tokens`` of
+    prefill come between two evictions; both are 0 without. ``codec`` is ``none`` or ``fp8 (emulated)``;
+    ``codec_bytes`` is what it would take for these cells, which nothing is saved of.
     ``compute_bytes`` includes the output buffer of the logits. Bytes are over all ``processes``.
     ``vram_bytes`` and ``ram_bytes`` are charged to each pool; ``missing_bytes`` is what the short one lacks.
     ``spill`` is which weights leave the card, ``notes`` are lines a person should read.
@@ -61,6 +64,12 @@ class Plan:
     n_threads: int
     prefix_tokens: int
     suffix_tokens: int
+    policy: str
+    budget_cells: int
+    chunk_tokens: int
+    granularity: str
+    codec: str
+    codec_bytes: int
     weights: Literal["resident", "mapped"]
     weights_bytes: int
     kv_bytes: int
@@ -103,7 +112,7 @@ class Plan:
 
     @property
     def llama_server(self) -> str:
-        """The command of a llama-server in the same posture."""
+        """The command of a llama-server in the same posture; empty where it has none, as it cannot evict."""
         return llama_server.command(self)
 
     def row(self) -> dict[str, Any]:

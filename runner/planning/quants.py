@@ -48,8 +48,11 @@ def choose(config: JobConfig, hardware: Hardware, ratios: Ratios) -> JobConfig:
     for wanted in (window.target, window.floor):
         for file in files:
             assert file.model.profile is not None
-            request = request_for(file, from_config(file.model.profile), hardware, Workload(1), ratios)
-            plan = at_window(request, max(min(wanted, most), file.sampling.max_tokens + 1))
+            tokens = max(min(wanted, most), file.sampling.max_tokens + 1)
+            # A share of the prompts is a share of what the window is for.
+            prompt = 1 if isinstance(file.kv_mode.budget, int) else tokens - file.sampling.max_tokens
+            request = request_for(file, from_config(file.model.profile), hardware, Workload(prompt), ratios)
+            plan = at_window(request, tokens)
             if plan.whole:
                 return file
     return files[-1]

@@ -22,6 +22,11 @@ from runner.planning.resolve import climbs
 
 _SMALL_UBATCH = 64
 _WIDE = ("f32", "f16", "bf16")
+_POLICIES = {
+    "mean": "what is looked at the least is forgotten; without flash attention",
+    "keydiff": "what stands out the least is forgotten",
+}
+"""What evicts best, and what evicts where a quantised V or flash attention stays."""
 
 Again = Callable[[JobConfig], Plan]
 
@@ -51,7 +56,10 @@ class Step:
 
 @dataclass(frozen=True)
 class _Remedy:
-    """``overrides`` from the mildest to the strongest; one that has several is only as strong as it must be."""
+    """``overrides`` from the mildest to the strongest; one that has several is only as strong as it must be.
+
+    Each is what a person types, which may be several words.
+    """
 
     name: str
     cost: str
@@ -83,8 +91,8 @@ def advice(steps: Sequence[Step]) -> str:
 
 
 def sufficient(steps: Sequence[Step]) -> list[str]:
-    """Overrides of the first combination that fits; none where none does."""
-    return [step.override for step in steps if step.sufficient]
+    """Overrides of the first combination that fits, one by one; none where none does."""
+    return [word for step in steps if step.sufficient for word in step.override.split()]
 
 
 def ladder(config: JobConfig, plan: Plan, again: Again) -> tuple[Step, ...]:
@@ -150,7 +158,8 @@ class _Tried:
         key = tuple(overrides)
         if key not in self._plans:
             try:
-                self._plans[key] = self._again(with_overrides(self._config, overrides))
+                words = [word for override in overrides for word in override.split()]
+                self._plans[key] = self._again(with_overrides(self._config, words))
             except KvswarmError:
                 self._plans[key] = None
         return self._plans[key]
@@ -214,15 +223,16 @@ def _pruned(taken: dict[str, str], tried: _Tried) -> dict[str, str]:
 def _remedies(config: JobConfig, plan: Plan) -> Iterator[_Remedy]:
     hardware = plan.request.hardware
     small = max(_SMALL_UBATCH, plan.n_seq_max)
-    if config.n_ubatch > small:
+    if plan.n_ubatch > small:
         yield _Remedy("smaller micro-batch", "prefill may be slower", (f"n_ubatch={small}",))
-    if not plan.flash_attn:
+    mode = config.kv_mode
+    if not plan.flash_attn and mode.needs != "attention":
         yield _Remedy("flash attention", "may be slower on this machine", ("flash_attn=on",))
     if plan.in_flight > 1:
         yield _Remedy("one prompt at a time", "less throughput", ("in_flight=1",))
-    if plan.kv_type_k in _WIDE:
+    if plan.kv_type_k in _WIDE and mode.codec == "none":
         yield _Remedy("K in 8 bits", "a small loss of precision", ("kv_mode.k=q8_0",))
-    if plan.kv_type_v in _WIDE:
+    if plan.kv_type_v in _WIDE and mode.codec == "none" and mode.needs != "attention":
         yield _Remedy("V in 8 bits", "a small loss of precision; needs flash attention", ("kv_mode.v=q8_0",))
     if hardware.vram_budget and not hardware.unified and not config.spill.kv:
         yield _Remedy("KV cache in host memory", "decoding is slower", ("spill.kv=true",))
@@ -235,6 +245,25 @@ def _remedies(config: JobConfig, plan: Plan) -> Iterator[_Remedy]:
         yield _Remedy("weights in host memory", "decoding is much slower", ("spill.weights=auto",))
     if hardware.vram_budget and not hardware.unified:
         yield _Remedy("no card", "everything on the processor, weights paged", ("hardware.vram=0",))
+    budgets = _smaller_budgets(plan)
+    if mode.evicts and budgets:
+        smaller = tuple(f"kv_mode.budget={cells}" for cells in budgets)
+        yield _Remedy("smaller budget", "more of the prompt is forgotten", smaller)
+    elif budgets and not plan.request.demand.conversation:
+        for policy, cost in _POLICIES.items():
+            pairs = tuple(f"kv_mode.policy={policy} kv_mode.budget={cells}" for cells in budgets)
+            yield _Remedy(f"an eviction mode, {policy}", cost, pairs)
+
+
+def _smaller_budgets(plan: Plan) -> list[int]:
+    """Cells that a policy could keep of the prompts, the most first."""
+    most = min(plan.prefix_tokens, plan.budget_cells or plan.prefix_tokens)
+    least = max(plan.request.profile.sliding_window, CELL_PADDING)
+    return [
+        cells
+        for cells in range(most // CELL_PADDING * CELL_PADDING, least - 1, -CELL_PADDING)
+        if cells < most
+    ]
 
 
 def _smaller_windows(config: JobConfig, plan: Plan) -> tuple[str, ...]:

@@ -21,7 +21,8 @@ class Demand:
         in_flight: prompts decoded at once.
         n_seq_max: sequences that a context must hold.
         outputs: tokens of one micro-batch whose logits are wanted; 0 is one a sequence.
-        documents: whether prompts share documents, each of which keeps cells of its own.
+        documents: whether prompts share documents, each of which keeps cells of its own; with eviction, a copy in
+            host memory between its prompts.
         conversation: whether prompts have turns; their window climbs the ladder unless it is fixed.
         processes: processes with a context each: the workers of an isolated swarm. Each serves
             ``workers / processes`` of them.

@@ -4,7 +4,12 @@ What is charged::
 
     weights + in_flight * (prefix + workers * suffix) cells + n_seq_max recurrent states + compute + overhead
 
-and where an isolated swarm runs a process a worker, everything but mapped weights once for each process.
+and where an isolated swarm runs a process a worker, everything but mapped weights once for each process. With an
+eviction mode the cells are::
+
+    budget + max(chunk, workers * suffix)
+
+whatever the prompt's length; with an answer longer than the budget, no more of it than that and an interval.
 """
 
 from __future__ import annotations
@@ -29,8 +34,15 @@ def resolve(request: Request) -> Plan:
     Options that exclude each other were refused when the request was made (:mod:`runner.planning.ask`).
 
     Raises:
-        PlanRefusedError: the prompt and its answer pass the window, or the window the native context.
+        PlanRefusedError: the prompt and its answer pass the window, or the window the native context; or an
+            eviction mode's budget is no smaller than the window.
     """
+    plan = _resolved(request)
+    checks.budget(request.kv_mode, plan.budget_cells, plan.window_tokens)
+    return plan
+
+
+def _resolved(request: Request) -> Plan:
     demand, profile = request.demand, request.profile
     if climbs(request.window, conversation=demand.conversation):
         native = profile.n_ctx_train or request.window.floor
@@ -40,7 +52,13 @@ def resolve(request: Request) -> Plan:
             return at_window(request, window_tokens, SpillConfig(kv=request.spill.kv, weights=weights))
 
         return ladder.initial(request.window, native, demand.prefix_tokens + demand.suffix_tokens, at)
-    tokens = checks.window_tokens(profile, request.window, demand.prefix_tokens, demand.suffix_tokens)
+    tokens = checks.window_tokens(
+        profile,
+        request.window,
+        demand.prefix_tokens,
+        demand.suffix_tokens,
+        evicts=request.kv_mode.evicts,
+    )
     return at_window(request, tokens)
 
 
@@ -63,6 +81,7 @@ def at_window(request: Request, window_tokens: int, spill: SpillConfig | None = 
         )
     processes = demand.processes
     workers = -(-demand.workers // processes)
+    n_ubatch, kept = mode.micro_batch(request.n_ubatch), mode.budget_cells(demand.prefix_tokens)
     prefix = window_tokens - demand.suffix_tokens
     slides = profile.sliding_window > 0
     if slides and demand.documents and not mode.swa_full:
@@ -70,17 +89,20 @@ def at_window(request: Request, window_tokens: int, spill: SpillConfig | None = 
         # of the prompt: their cells cannot be shared (see Scheduler._fork).
         prefix = max(prefix, 2 * min(prefix, profile.sliding_window))
     cells = budget.padded_cells(demand.in_flight * (prefix + workers * demand.suffix_tokens))
+    if mode.evicts:
+        own = min(demand.suffix_tokens, kept + mode.interval)
+        cells = budget.padded_cells(kept + max(mode.chunk, workers * own))
     sliding = 0
     if slides:
         sliding = budget.sliding_cells(
-            cells, profile.sliding_window, demand.n_seq_max, request.n_ubatch, swa_full=mode.swa_full
+            cells, profile.sliding_window, demand.n_seq_max, n_ubatch, swa_full=mode.swa_full
         )
     n_outputs = max(demand.outputs, demand.n_seq_max)
     compute = memory.compute_bytes(
         profile,
         cells=cells,
         sliding_cells=sliding,
-        n_ubatch=request.n_ubatch,
+        n_ubatch=n_ubatch,
         n_seq_max=demand.n_seq_max,
         n_outputs=n_outputs,
         kv_type_k=mode.k,
@@ -90,10 +112,24 @@ def at_window(request: Request, window_tokens: int, spill: SpillConfig | None = 
     overhead = memory.overhead_bytes(
         profile,
         cells=cells,
-        n_ubatch=request.n_ubatch,
+        n_ubatch=n_ubatch,
         flash_attn=request.flash_attn,
         n_threads=request.n_threads,
     )
+    spill = spill or request.spill
+    if mode.evicts:
+        overhead += memory.eviction_bytes(
+            profile,
+            mode,
+            cells=cells,
+            sliding_cells=sliding,
+            kept_cells=kept,
+            n_ubatch=n_ubatch,
+            n_seq_max=demand.n_seq_max,
+            flash_attn=request.flash_attn,
+            documents=demand.documents,
+            on_card=request.hardware.vram_budget > 0 and not spill.kv,
+        )
     kv = profile.kv_bytes(cells, sliding, mode.k, mode.v, flash_attn=request.flash_attn)
     plan = Plan(
         model=request.model_name,
@@ -113,7 +149,7 @@ def at_window(request: Request, window_tokens: int, spill: SpillConfig | None = 
         kv_type_v=mode.v,
         swa_full=mode.swa_full,
         flash_attn=request.flash_attn,
-        n_ubatch=request.n_ubatch,
+        n_ubatch=n_ubatch,
         n_seq_max=demand.n_seq_max,
         n_outputs=n_outputs,
         n_gpu_layers=0,
@@ -121,6 +157,12 @@ def at_window(request: Request, window_tokens: int, spill: SpillConfig | None = 
         n_threads=request.n_threads,
         prefix_tokens=demand.prefix_tokens,
         suffix_tokens=demand.suffix_tokens,
+        policy=mode.policy,
+        budget_cells=kept,
+        chunk_tokens=mode.chunk if mode.evicts else 0,
+        granularity=mode.granularity if mode.evicts else "",
+        codec="fp8 (emulated)" if mode.codec == "fp8" else "none",
+        codec_bytes=processes * profile.fp8_bytes(cells, sliding) if mode.codec == "fp8" else 0,
         weights="resident",
         weights_bytes=profile.weights_bytes - profile.mtp_bytes,
         kv_bytes=processes * kv,
@@ -139,11 +181,12 @@ def at_window(request: Request, window_tokens: int, spill: SpillConfig | None = 
         source="formula",
         request=request,
     )
-    return _placed(plan, spill or request.spill)
+    return _placed(plan, spill)
 
 
 def with_dry_run(plan: Plan, dry_run: DryRun) -> Plan:
     """``plan`` with the engine's own figures for cache, states and compute buffers, placed again."""
+    late = memory.late_output_bytes(plan.request.profile, n_outputs=plan.n_outputs, n_seq_max=plan.n_seq_max)
     return _again(
         replace(
             plan,
@@ -151,7 +194,7 @@ def with_dry_run(plan: Plan, dry_run: DryRun) -> Plan:
             sliding_cells=dry_run.sliding_cells,
             kv_bytes=dry_run.kv_bytes,
             recurrent_bytes=dry_run.recurrent_bytes,
-            compute_bytes=dry_run.compute_bytes,
+            compute_bytes=dry_run.compute_bytes + late,
             source="dry_run",
         )
     )
@@ -235,6 +278,15 @@ def _notes(plan: Plan, placed: Placement) -> tuple[str, ...]:
         notes.append("the size of the weights is declared, not read from the file")
     if hardware.reason:
         notes.append(hardware.reason)
+    if plan.codec_bytes:
+        notes.append(
+            f"fp8 is emulated: {gib(plan.kv_bytes)} are allocated, in f16 cells; FP8 codes and their scales would "
+            f"take {gib(plan.codec_bytes)}"
+        )
+    if plan.request.kv_mode.evicts:
+        notes.append("llama-server cannot evict, there is no command for it")
+    elif plan.codec_bytes:
+        notes.append("llama-server has no FP8, the command keeps plain f16")
     if placed.spill_bytes and placed.status != "refused":
         moved = ["the KV cache"] if not placed.offload_kqv else []
         moved += [spilling.describe(placed.spill, len(spilling.blocks_of(profile)))] if placed.spill else []

@@ -98,11 +98,33 @@ class Prompt:
         return f"{self.id}/{number}"
 
 
+@dataclass(frozen=True, config=_STRICT)
+class Passage:
+    """A text that is scored, not asked about: a row of kind ``score``.
+
+    ``last`` is how many of its tokens are scored, the last ones; None is what the config says. ``meta`` is
+    carried, never read.
+    """
+
+    id: Text
+    text: Text
+    last: Annotated[int, Field(ge=1)] | None = None
+    meta: Any = None
+
+    @property
+    def digest(self) -> str:
+        """A short digest that is the same for the same text."""
+        return hashlib.sha256(self.text.encode("utf-8", "replace")).hexdigest()[:16]
+
+
+SCORE = "score"
+"""The kind of a row that is a :class:`Passage`; every other kind says how an answer is read."""
+
 _OF_A_TURN = ("answer", "choices", "kind", "pattern")
 
 
-def parse_prompt(row: Any, where: str, default_id: str) -> Prompt:
-    """A row of a prompt file as a :class:`Prompt`; ``where`` names the row in an error.
+def parse_prompt(row: Any, where: str, default_id: str) -> Prompt | Passage:
+    """A row of a prompt file; ``where`` names the row in an error.
 
     Raises:
         PromptError: the row is no object, has an unknown key, a value of a wrong type, or asks nothing.
@@ -113,6 +135,12 @@ def parse_prompt(row: Any, where: str, default_id: str) -> Prompt:
         raise PromptError(
             f"{where}: a prompt is a JSON object with `prompt`, `messages` or `turns`, "
             f"not {type(row).__name__}"
+        )
+    if row.get("kind") == SCORE:
+        return _passage(row, where, default_id)
+    if row.get("text") is not None:
+        raise PromptError(
+            f'{where}: `text` is a text to score, which wants "kind": "{SCORE}"; a question is a `prompt`'
         )
     _check_keys(row, Prompt, where, "'meta'")
     values = {"id": default_id, **{key: value for key, value in row.items() if value is not None}}
@@ -129,6 +157,28 @@ def parse_prompt(row: Any, where: str, default_id: str) -> Prompt:
     if not prompt.question.strip():
         raise PromptError(f"{where}: the question is empty")
     return prompt
+
+
+def _passage(row: Mapping[Any, Any], where: str, default_id: str) -> Passage:
+    """A row of kind ``score``.
+
+    Raises:
+        PromptError: it has no text, or a key of something that is asked.
+    """
+    values = {key: value for key, value in row.items() if value is not None and key != "kind"}
+    known = {field.name for field in fields(Passage)}
+    asked = [key for key in values if key not in known and key in {field.name for field in fields(Prompt)}]
+    if asked:
+        raise PromptError(
+            f"{where}: {asked[0]!r} does not go with kind={SCORE}: nothing is asked of a `text`; drop one of them"
+        )
+    _check_keys(values, Passage, where, "'meta'")
+    text = values.get("text")
+    if text is None or (isinstance(text, str) and not text.strip()):
+        raise PromptError(f"{where}: kind={SCORE} needs a `text` to score, and this one is empty")
+    values["id"] = str(values.get("id", default_id))
+    passage: Passage = _parsed(Passage, values, where)
+    return passage
 
 
 def _check_keys(row: Mapping[Any, Any], cls: type, where: str, home: str) -> None:

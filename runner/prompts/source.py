@@ -11,7 +11,8 @@ from typing import cast
 from runner.config import AnswerKind, PromptsConfig
 from runner.errors import ConfigError, PromptError
 from runner.prompts.needle import needle_prompts
-from runner.prompts.prompt import Prompt, Turn, parse_prompt
+from runner.prompts.prompt import Passage, Prompt, Turn, parse_prompt
+from runner.prompts.texts import passages
 from runner.voting import extract, kind_of, normalise
 
 _BYTES_PER_TOKEN = 8
@@ -19,16 +20,34 @@ _BYTES_PER_TOKEN = 8
 
 
 def load_prompts(config: PromptsConfig, count_tokens: Callable[[str], int]) -> list[Prompt]:
-    """The job's prompts, in order, ids unique.
+    """What the job asks, in order, ids unique; none where it has texts to score alone (:func:`load_passages`).
 
     Raises:
         PromptError: the file is missing, empty or has a bad line (its number is named), an id repeats, or an
             answer, kind and pattern do not go together.
     """
-    prompts = _written(config)
-    if prompts is None:
-        prompts = needle_prompts(config, count_tokens)
-    return [_completed(prompt, config) for prompt in prompts[: config.limit]]
+    rows = _written(config)
+    if rows is None:
+        rows = list(needle_prompts(config, count_tokens))
+    return [_completed(row, config) for row in rows[: config.limit] if isinstance(row, Prompt)]
+
+
+def load_passages(config: PromptsConfig, count_tokens: Callable[[str], int]) -> list[Passage]:
+    """The texts that the job scores: rows of kind ``score``, then what ``prompts.texts`` cuts out.
+
+    Raises:
+        PromptError: as :func:`load_prompts`; a source of ``prompts.texts`` is missing or too short; an id of a
+            text that is cut out is a prompt's.
+    """
+    written = _written(config) or []
+    cut = passages(config.texts, count_tokens)
+    taken = {row.id for row in written}
+    for passage in cut:
+        if passage.id in taken:
+            raise PromptError(
+                f"prompts.texts: the id {passage.id!r} is used twice, the other is a prompt's; rename that one"
+            )
+    return [row for row in written[: config.limit] if isinstance(row, Passage)] + cut
 
 
 def _completed(prompt: Prompt, config: PromptsConfig) -> Prompt:
@@ -68,20 +87,23 @@ def least_tokens(config: PromptsConfig) -> int:
     Raises:
         PromptError: as :func:`load_prompts`.
     """
-    prompts = _written(config)
-    if prompts is None:
-        return config.tokens // 2
-    for prompt in prompts:
-        _completed(prompt, config)
-    texts = [
-        (p.document or "") + ("".join(m.content for m in p.messages) if p.messages else p.question)
-        for p in prompts
-    ]
-    return max(1, max(len(text.encode()) for text in texts) // _BYTES_PER_TOKEN)
+    rows = _written(config)
+    cut = config.texts.tokens // 2 if config.texts.count else 1
+    if rows is None:
+        return max(config.tokens // 2, cut)
+    texts = []
+    for row in rows:
+        if isinstance(row, Passage):
+            texts.append(row.text)
+            continue
+        _completed(row, config)
+        asked = "".join(m.content for m in row.messages) if row.messages else row.question
+        texts.append((row.document or "") + asked)
+    return max(cut, max((len(text.encode()) for text in texts), default=0) // _BYTES_PER_TOKEN)
 
 
-def _written(config: PromptsConfig) -> list[Prompt] | None:
-    """The prompts that somebody wrote down; None where they are to be generated."""
+def _written(config: PromptsConfig) -> list[Prompt | Passage] | None:
+    """The rows that somebody wrote down, which may be none; None where they are to be generated."""
     if config.path is not None:
         return _unique(_read_jsonl(Path(config.path).expanduser()), config.path)
     if config.items:
@@ -89,6 +111,8 @@ def _written(config: PromptsConfig) -> list[Prompt] | None:
             (parse_prompt(item, f"prompts.items[{i}]", f"p{i + 1}") for i, item in enumerate(config.items)),
             "prompts.items",
         )
+    if config.name == "texts" and config.texts.count:
+        return []
     if config.name != "needle":
         raise PromptError(
             f"prompts={config.name} has no prompts; set prompts.path=FILE.jsonl or prompts.items=[...]"
@@ -96,7 +120,7 @@ def _written(config: PromptsConfig) -> list[Prompt] | None:
     return None
 
 
-def _read_jsonl(path: Path) -> Iterable[Prompt]:
+def _read_jsonl(path: Path) -> Iterable[Prompt | Passage]:
     try:
         lines = path.read_text(encoding="utf-8-sig").split("\n")
     except FileNotFoundError:
@@ -121,15 +145,16 @@ def _read_jsonl(path: Path) -> Iterable[Prompt]:
         yield parse_prompt(row, where, f"p{number}")
 
 
-def _unique(prompts: Iterable[Prompt], source: str) -> list[Prompt]:
+def _unique(prompts: Iterable[Prompt | Passage], source: str) -> list[Prompt | Passage]:
     owners: dict[str, str] = {}
     found = []
     for prompt in prompts:
         names = {prompt.id: ""}
-        names |= {
-            prompt.turn_id(number): f" (turn {number} of {prompt.id!r})"
-            for number in range(1, len(prompt.turns) + 1)
-        }
+        if isinstance(prompt, Prompt):
+            names |= {
+                prompt.turn_id(number): f" (turn {number} of {prompt.id!r})"
+                for number in range(1, len(prompt.turns) + 1)
+            }
         for name, owner in names.items():
             if name in owners:
                 raise PromptError(

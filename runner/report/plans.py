@@ -27,7 +27,10 @@ _COLUMNS: tuple[tuple[str, Callable[[Plan], str]], ...] = (
     ("hardware", lambda plan: plan.hardware),
     ("kv_mode", lambda plan: plan.kv_mode),
     ("workers", lambda plan: str(plan.workers)),
+    ("policy", lambda plan: plan.policy),
     ("window", lambda plan: f"{plan.window_tokens}"),
+    ("budget", lambda plan: f"{plan.budget_cells}" if plan.budget_cells else ""),
+    ("cells", lambda plan: f"{plan.cells}"),
     ("weights", _size("weights_bytes")),
     ("kv", _size("kv_bytes")),
     ("recurrent", _size("recurrent_bytes")),
@@ -45,11 +48,10 @@ def many(answers: Sequence[Answer], view: View) -> str:
     """A table with a row for each answer; sizes in GiB, but in JSON in bytes."""
     if view == "json":
         return _json(answers)
-    shown = [
-        (name, show)
-        for name, show in _COLUMNS
-        if name != "quant" or any(a.plan and a.plan.quant for a in answers)
-    ]
+    plans = [answer.plan for answer in answers if answer.plan is not None]
+    left_out = set() if any(plan.quant for plan in plans) else {"quant"}
+    left_out |= set() if any(plan.budget_cells for plan in plans) else {"policy", "budget", "cells"}
+    shown = [(name, show) for name, show in _COLUMNS if name not in left_out]
     rows: _Rows = [[name for name, _ in shown]]
     for answer in answers:
         if answer.plan is None:
@@ -100,6 +102,8 @@ def _full(answer: Answer, view: View, solve: str | None) -> str:
         f"answer; {where} cells, K {plan.kv_type_k}, V {plan.kv_type_v}, flash attention "
         f"{'on' if plan.flash_attn else 'off'}"
     )
+    if plan.budget_cells:
+        lines.append(evicting(plan))
     text = "\n".join(lines) + "\n\n" + table(_kinds(plan)) + "\n" + _pools(plan)
     if plan.reason:
         text += f"{plan.reason}\n"
@@ -109,7 +113,17 @@ def _full(answer: Answer, view: View, solve: str | None) -> str:
         if enough := sufficient(answer.steps):
             done = "taken" if answer.steps[0].applied or any(s.applied for s in answer.steps) else "fits with"
             text += f"{done}: {' '.join(enough)}\n"
-    return text + f"\n{plan.llama_server}\n"
+    return text + (f"\n{plan.llama_server}\n" if plan.llama_server else "")
+
+
+def evicting(plan: Plan) -> str:
+    """What an eviction mode keeps, in one line."""
+    chosen = {"head": "each head its own", "layer": "each layer its own", "token": "all layers the same"}
+    who = "the youngest" if plan.policy == "window" else chosen[plan.granularity]
+    return (
+        f"policy {plan.policy} keeps {plan.budget_cells} of these tokens, {who}, and evicts every "
+        f"{plan.chunk_tokens} tokens of prefill; the cells are the same for any longer prompt"
+    )
 
 
 def _verdict(plan: Plan) -> str:

@@ -14,14 +14,17 @@ from rich.progress import Progress as Bars
 from rich.table import Table
 
 from runner.planning.hardware.budget import gib
+from runner.report.plans import evicting
 
 if TYPE_CHECKING:
     from runner.context import PreparedPrompt
+    from runner.engine.eviction_log import EvictionRound
     from runner.ledger import Verdict
     from runner.planning.plan import Plan
     from runner.planning.remedies import Step
     from runner.progress import Progress
     from runner.prompts import Prompt
+    from runner.scoring.texts import TextScore
 
 _REFRESH_S = 0.25
 
@@ -32,6 +35,8 @@ class View:
     def __init__(self, console: Console) -> None:
         self._console = console
         self._rows: list[tuple[Prompt, Verdict]] = []
+        self._scores: list[TextScore] = []
+        self._warned = False
 
     def planned(self, plan: Plan, steps: Sequence[Step] = ()) -> None:
         """The plan, in a line, what was changed to make it fit, and what it wants a person to know."""
@@ -41,20 +46,37 @@ class View:
             f"{gib(plan.available_bytes)} (weights {gib(plan.weights_bytes)}, KV {gib(plan.kv_bytes)} in "
             f"{plan.cells} cells, compute {gib(plan.compute_bytes)})"
         )
+        if plan.budget_cells:
+            self._say(f"window {plan.window_tokens} tokens: {evicting(plan)}")
         for step in steps:
             if step.applied:
                 self._say(f"applied: {step.override} ({step.remedy}, saves {gib(step.saved_bytes)})")
-        for note in plan.notes:
-            self._say(f"note: {note}")
+        for line in plan.notes:
+            self.note(line)
+
+    def note(self, line: str) -> None:
+        """Something a person should know."""
+        self._say(f"note: {line}")
+
+    def evicted(self, prompt_id: str, rounds: Sequence[EvictionRound]) -> None:
+        """Warn, once a job, of a kept set that froze: H2O's known failure."""
+        frozen = next((round_ for round_ in rounds if round_.frozen), None)
+        if frozen is not None and not self._warned:
+            self._warned = True
+            self._say(
+                f"warning: the kept set of prompt {prompt_id} stopped turning over after {frozen.position} "
+                "tokens: of what the text says later only the most recent is kept; set "
+                "kv_mode.options.decay=0.9, or kv_mode=evict"
+            )
 
     def _say(self, line: str) -> None:
         self._console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     @contextmanager
     def watching(
-        self, progress: Progress, prepared: Sequence[PreparedPrompt], turns: int = 0
+        self, progress: Progress, prepared: Sequence[PreparedPrompt], turns: int = 0, texts: int = 0
     ) -> Iterator[None]:
-        """Draw ``progress`` for as long as the block runs; ``turns`` of conversations come after ``prepared``."""
+        """Draw ``progress`` while the block runs; ``turns`` of conversations and ``texts`` follow ``prepared``."""
         if not self._console.is_terminal:
             yield
             return
@@ -69,7 +91,7 @@ class View:
             # What the turns of a conversation will take nobody knows yet.
             of = "" if turns else f" of {tokens}"
             drawing = threading.Thread(
-                target=_draw, args=(bars, progress, len(prepared) + turns, of, done), daemon=True
+                target=_draw, args=(bars, progress, len(prepared) + turns + texts, of, done), daemon=True
             )
             drawing.start()
             try:
@@ -82,6 +104,28 @@ class View:
         """Remember a vote for the table; an interrupted group has none."""
         if verdict is not None:
             self._rows.append((prompt, verdict))
+
+    def scored(self, score: TextScore) -> None:
+        """Remember a text's score for the table."""
+        self._scores.append(score)
+
+    def scores(self) -> None:
+        """The table of scored texts so far."""
+        if not self._scores:
+            return
+        table = Table()
+        for name in ("text", "tokens", "ppl", "KL", "KL floor", "top-1"):
+            table.add_column(name, overflow="fold", justify="left" if name == "text" else "right")
+        for score in self._scores:
+            figures = (
+                f"{score.tokens} of {score.text_tokens}",
+                f"{score.ppl:.3f}",
+                _figure(score.kl_to_reference, ".2g"),
+                _figure(score.floor_kl, ".2g"),
+                _figure(score.top1_agreement, ".3f"),
+            )
+            table.add_row(escape(score.prompt_id), *figures)
+        self._console.print(table)
 
     def votes(self) -> None:
         """The table of votes so far."""
@@ -100,6 +144,10 @@ class View:
             question, answer = _shorten(prompt.question), _shorten(shown or "(no answer)")
             table.add_row(escape(question), escape(answer), counted, margin, right)
         self._console.print(table)
+
+
+def _figure(value: float | None, form: str) -> str:
+    return "" if value is None else format(value, form)
 
 
 def _draw(bars: Bars, progress: Progress, prompts: int, of: str, done: threading.Event) -> None:

@@ -53,6 +53,8 @@ def _cell(field: pa.Field, value: Any) -> Any:
     """``value`` as ``field`` holds it; None and NaN are null. Raises ValueError for another type."""
     if isinstance(value, np.generic):
         value = value.item()
+    if pa.types.is_list(field.type) and isinstance(value, list | tuple | np.ndarray):
+        return [_cell(field.type.value_field.with_name(field.name), item) for item in value]
     if value is None or (isinstance(value, float) and math.isnan(value)):
         if field.nullable:
             return None

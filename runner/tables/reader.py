@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -26,7 +27,8 @@ class Tables:
     """One frame a table, sorted by the table's key; columns and dtypes never depend on the rows.
 
     Text is ``object`` with None, floats are ``float64`` with NaN, integers and booleans are pandas' nullable
-    types where the schema allows null and numpy's where it does not.
+    types where the schema allows null and numpy's where it does not. A list of floats is a float64 array, None
+    where it is unknown.
     """
 
     jobs: pd.DataFrame
@@ -36,6 +38,8 @@ class Tables:
     generations: pd.DataFrame
     votes: pd.DataFrame
     growth: pd.DataFrame
+    evictions: pd.DataFrame
+    scores: pd.DataFrame
     traces: pd.DataFrame
 
     def __repr__(self) -> str:
@@ -129,7 +133,10 @@ def _frame(table: str, rows: pa.Table) -> pd.DataFrame:
 
 def _column(field: pa.Field, values: pa.ChunkedArray) -> pd.Series[Any]:
     series: pd.Series[Any]
-    if pa.types.is_string(field.type):
+    if pa.types.is_list(field.type):
+        lists = values.to_pylist()
+        series = pd.Series([None if x is None else np.array(x, np.float64) for x in lists], dtype=object)
+    elif pa.types.is_string(field.type):
         # Named, since pandas 2 and 3 infer different types and hold null differently.
         series = pd.Series(values.to_numpy(), dtype=object)
     elif field.type in _NULLABLE:

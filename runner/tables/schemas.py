@@ -14,6 +14,7 @@ _TYPES = {
     "uint": pa.uint64(),
     "float": pa.float64(),
     "bool": pa.bool_(),
+    "floats": pa.list_(pa.float64()),
 }
 
 
@@ -80,6 +81,20 @@ PLANS = _schema(
     ("window_tokens", "int", "How far one worker's positions reach: prompt and answer, in tokens"),
     ("prefix_tokens", "int", "Longest prompt in tokens, charged once a prompt"),
     ("suffix_tokens", "int", "Longest answer in tokens, charged once a worker"),
+    ("policy", "str", "What decides which tokens stay in the cache; none where all do"),
+    (
+        "budget_cells",
+        "int",
+        "Cells that are kept of a prompt and an answer, at most; 0 where nothing is evicted",
+    ),
+    ("chunk_tokens", "int", "Tokens of prefill between two evictions; 0 where nothing is evicted"),
+    (
+        "granularity",
+        "str",
+        "Who chooses its own tokens: head, layer or token; empty where nothing is evicted",
+    ),
+    ("codec", "str", "none, or fp8 (emulated): FP8's numbers inside f16 cells"),
+    ("codec_bytes", "int", "What the codec would take for these cells; kv_bytes is what is allocated"),
     ("cells", "int", "KV cells that are allocated"),
     ("sliding_cells", "int", "KV cells of the sliding-window layers' own cache; 0 where there is none"),
     ("kv_type_k", "str", "Type of the K cells"),
@@ -146,7 +161,11 @@ PROMPTS = _schema(
     ),
     ("tokens_in", "int", "Tokens before the strategy ran"),
     ("tokens_sent", "int", "Tokens that the workers saw"),
-    ("kind", "str", "How answers are extracted: number, choice, boolean, regex or text"),
+    (
+        "kind",
+        "str",
+        "How answers are extracted: number, choice, boolean, regex, text; score: nothing is asked",
+    ),
     ("expected", "str", "The right answer as a normalised key; null where none is known"),
 )
 
@@ -227,11 +246,83 @@ GROWTH = _schema(
     ("summary", "str", "The text that took the place of the earlier turns; null but for compress"),
 )
 
+EVICTIONS = _schema(
+    _JOB_ID,
+    _PROMPT_ID,
+    ("step", "int!", "Number of the round, from 0; a policy evicts after every chunk and every interval"),
+    ("phase", "str", "prefill or decode"),
+    (
+        "chunk",
+        "int",
+        "Number of the chunk of prefill after which the round came, from 0; null while decoding",
+    ),
+    ("position", "int", "True position in the text that was reached"),
+    ("kept_cells", "int", "Cells of the prompt and a worker's answer that stay"),
+    ("dropped_cells", "int", "Cells that were freed"),
+    ("oldest_kept", "int", "Smallest true position kept that is no sink, over all layers and heads"),
+    ("oldest_kept_median", "float", "The same of each layer and head, and of those the median"),
+    ("score_q10", "float", "10 % quantile of the scores of what stays by its score; null where nothing does"),
+    ("score_q50", "float", "Their median"),
+    ("score_q90", "float", "Their 90 % quantile"),
+    (
+        "turnover",
+        "float",
+        "Share of the tokens kept by their score, neither sinks nor recent, that were not among them the round "
+        "before",
+    ),
+    ("turnover_min", "float", "The same of the layer and head where it is least"),
+    ("turnover_max", "float", "The same of the layer and head where it is most"),
+    (
+        "frozen",
+        "bool",
+        "Alarm: what is kept has hardly turned over for several rounds while the text went on",
+    ),
+)
+
+SCORES = _schema(
+    _JOB_ID,
+    _PROMPT_ID,
+    ("text_digest", "str", "Digest of the text's tokens and of which are scored: equal where rows compare"),
+    ("text_tokens", "int", "Tokens of the text"),
+    ("tokens", "int!", "Tokens that were scored, the last of the text"),
+    (
+        "nll",
+        "float",
+        "Mean negative log-likelihood of the scored tokens in nats, each after the text before it",
+    ),
+    ("ppl", "float", "Perplexity: exp(nll)"),
+    (
+        "kl_to_reference",
+        "float",
+        "Mean over the tokens of KL(reference || this mode) in nats; null without a reference",
+    ),
+    ("kl_q50", "float", "Median over the tokens of the same"),
+    ("kl_q90", "float", "90 % quantile over the tokens"),
+    ("kl_q99", "float", "99 % quantile over the tokens"),
+    ("top1_agreement", "float", "Share of the tokens whose most likely token is the reference's"),
+    ("nll_reference", "float", "nll of the same tokens under the reference"),
+    (
+        "floor_kl",
+        "float",
+        "KL of the reference to itself in another micro-batch size: no smaller KL means anything",
+    ),
+    (
+        "floor_top1_agreement",
+        "float",
+        "Top-1 agreement of the reference with itself in that micro-batch size",
+    ),
+    ("floor_nll", "float", "nll under the reference in that micro-batch size"),
+    ("reference", "str", "What the reference is, or none and why"),
+    ("seconds", "float", "Seconds that the text took under the mode, without its reference"),
+    ("status", "str!", "ok, or interrupted: then the tokens that were scored by then"),
+    ("token_nll", "floats", "Negative log-likelihood of each scored token in nats"),
+)
+
 TRACES = _schema(
     _JOB_ID,
     ("process", "str!", "Which process was sampled, with its children: runner-PID"),
     ("t_s", "float!", "Seconds since the job started"),
-    ("phase", "str", "What the job was doing: load, prefill, grow, decode or idle"),
+    ("phase", "str", "What the job was doing: load, prefill, grow, decode, score or idle"),
     ("rss_bytes", "int", "Resident memory of the process tree in bytes"),
     ("vram_bytes", "int", "VRAM in use in bytes; null without a card"),
     ("kv_cells_used", "int", "KV cells in use"),
@@ -240,7 +331,7 @@ TRACES = _schema(
     (
         "tok_s",
         "float",
-        "Tokens a second of the last batch: prefilled in phase prefill or grow, else generated",
+        "Tokens a second of the last batch: prefilled in phase prefill or grow, scored in score, else generated",
     ),
 )
 
@@ -252,6 +343,8 @@ SCHEMAS: dict[str, pa.Schema] = {
     "generations": GENERATIONS,
     "votes": VOTES,
     "growth": GROWTH,
+    "evictions": EVICTIONS,
+    "scores": SCORES,
     "traces": TRACES,
 }
 
@@ -263,5 +356,7 @@ KEYS: dict[str, tuple[str, ...]] = {
     "generations": ("job_id", "prompt_id", "worker"),
     "votes": ("job_id", "prompt_id", "tally_id"),
     "growth": ("job_id", "prompt_id", "step"),
+    "evictions": ("job_id", "prompt_id", "step"),
+    "scores": ("job_id", "prompt_id"),
     "traces": ("job_id", "process", "t_s"),
 }

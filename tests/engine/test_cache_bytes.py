@@ -11,7 +11,7 @@ from tiny_models import WRITERS
 
 from runner.config import KvModeConfig
 from runner.engine.context import Context, context_params
-from runner.engine.tap import CacheTensors
+from runner.engine.tap import CacheTap, read_bytes
 from runner.engine.weights import Weights
 from runner.planning.model.gguf_header import from_gguf
 from runner.planning.plan import Plan
@@ -63,11 +63,12 @@ def test_every_kind_of_layer(tmp_path: Path, arch: str, workers: int, kv_type: s
     agree(path, made)
 
 
-def test_the_tap_finds_every_cell_tensor(gemma3: Path) -> None:
-    made = planned(gemma3, KvModeConfig(), 2)
-    tapped, weights = CacheTensors(), Weights(gemma3)
-    context = Context(weights, context_params(made), tapped)
+@pytest.mark.parametrize("flash_attn", [False, True])
+def test_the_tap_finds_every_cell_tensor(gemma3: Path, flash_attn: bool) -> None:
+    made = planned(gemma3, KvModeConfig(), 2, flash_attn=flash_attn)
+    tap, weights = CacheTap({}, made.cells, attention=False), Weights(gemma3)
+    context = Context(weights, context_params(made), tap)
     context.decode([1], [0], [0], [True])
+    assert sum(read_bytes(address).nbytes for address in tap.tensors.values()) == made.kv_bytes
     context.close()
     weights.close()
-    assert sum(tapped.bytes_by_name.values()) == made.kv_bytes

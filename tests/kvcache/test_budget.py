@@ -84,3 +84,26 @@ def test_short_convolution_is_a_state_without_a_matrix() -> None:
 
 def test_rwkv_state() -> None:
     assert budget.rwkv_state_bytes(n_embd=2048, head_size=64) == (2 + 64) * 2048 * 4
+
+
+@pytest.mark.parametrize(
+    ("model", "tokens", "f32_mib", "fp8_mib"),
+    [
+        ("Qwen3.5-35B-A3B", 2048, 80, 20.15625),
+        ("Qwen3.5-35B-A3B", 4096, 160, 40.3125),
+        ("Qwen3.5-35B-A3B", 8192, 320, 80.625),
+        ("Qwen3.5-35B-A3B", 32_768, 1280, 322.5),
+        ("Qwen3.5-397B-A17B", 2048, 120, 30.234375),
+        ("Qwen3.5-397B-A17B", 4096, 240, 60.46875),
+        ("Qwen3.5-397B-A17B", 32_768, 1920, 483.75),
+    ],
+)
+def test_the_seeds_table_with_its_scales(model: str, tokens: int, f32_mib: float, fp8_mib: float) -> None:
+    """The seed's f32 column in MiB, and its FP8 column plus the scales that it leaves out."""
+    layers = MODELS[model][0]
+    assert tokens * layers * budget.kv_cell_bytes(2, 256, 256, "f32", "f32") == f32_mib * MIB
+    assert tokens * layers * budget.fp8_cell_bytes(2, 256, 256) == fp8_mib * MIB
+
+
+def test_heads_that_move_alone_each_carry_a_scale() -> None:
+    assert budget.fp8_cell_bytes(2, 256, 256, n_scales=2) == budget.fp8_cell_bytes(2, 256, 256) + 8

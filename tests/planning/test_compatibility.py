@@ -70,12 +70,14 @@ DRAFTING = ModelConfig(
 )
 BASE = ModelConfig(name="base", chat=False, profile=HEADS_OF_80.profile)
 LLAMA = next(model for model in options("model", ModelConfig) if model.name == "smollm2")
+GEMMA = next(model for model in options("model", ModelConfig) if model.name == "gemma3_270m")
 QUANTS = next(model for model in options("model", ModelConfig) if model.quants)
 MAC = next(hardware for hardware in options("hardware", HardwareConfig) if hardware.unified)
 
 CHAT = PromptsConfig(name="inline", items=[{"messages": [{"role": "user", "content": "Is 91 prime?"}]}])
 PLAIN = replace(CHAT, items=["Is 91 prime?", "Is 93?", "Is 97?"])
 SYSTEM = replace(CHAT, items=[{"prompt": "Is 91 prime?", "system": "Be brief."}])
+LONG = replace(CHAT, items=["What is the last word? " + 2000 * "word "])
 TURNS = replace(CHAT, items=[{"turns": ["Is 91 prime?", "And 97?"]}])
 
 AXES: dict[str, list[Any]] = {
@@ -91,7 +93,7 @@ AXES: dict[str, list[Any]] = {
     ],
     "workers": options("workers", WorkersConfig),
     "spill": [SpillConfig(kv=kv, weights=weights) for kv in (False, True) for weights in ("none", "auto")],  # type: ignore[arg-type]
-    "prompts": [PLAIN, CHAT, TURNS],
+    "prompts": [PLAIN, CHAT, TURNS, LONG],
     "in_flight": [1, 3],
 }  # fmt: skip
 
@@ -139,6 +141,7 @@ def test_every_combination_plans_or_is_refused_by_a_rule(planner: Planner) -> No
             met = {tuple(cell[axis] for axis in chosen) for cell in sampled}
             assert len(met) == math.prod(len(list(AXES.values())[axis]) for axis in chosen), chosen
     outcomes: Counter[str] = Counter()
+    evicting: Counter[str] = Counter()
     for cell in sampled:
         values = {axis: AXES[axis][number] for axis, number in zip(AXES, cell, strict=True)}
         config = JobConfig(**values)
@@ -155,7 +158,9 @@ def test_every_combination_plans_or_is_refused_by_a_rule(planner: Planner) -> No
             assert str(error) == rule.line(known)
             outcome = rule.name
         outcomes[outcome] += 1
+        evicting[outcome] += config.kv_mode.evicts
     assert {"fits", "spilled", "refused"} < set(outcomes)
+    assert evicting["fits"] > 100 and evicting["spilled"] > 100
 
 
 def job(**values: Any) -> JobConfig:
@@ -182,6 +187,23 @@ BREAKERS: dict[str, JobConfig] = {
     "v-blocks-in-heads": job(model=HEADS_OF_80, kv_mode=KvModeConfig(v="q8_0")),
     "more-sequences-than-a-context": job(
         prompts=PLAIN, swarm_size=SwarmConfig(workers=128), in_flight=3, n_ubatch=64
+    ),
+    "codec-in-other-cells": job(kv_mode=KvModeConfig(codec="fp8", k="q8_0")),
+    "attention-with-flash": job(kv_mode=KvModeConfig(policy="snapkv"), flash_attn="on"),
+    "attention-with-quantised-v": job(kv_mode=KvModeConfig(policy="h2o", k="q8_0", v="q8_0")),
+    "budget-of-sinks-alone": job(kv_mode=KvModeConfig(policy="window", budget=4)),
+    "nothing-to-choose": job(kv_mode=KvModeConfig(policy="keydiff", recent=1.0)),
+    "budget-below-sliding-window": job(
+        model=GEMMA, prompts=LONG, kv_mode=KvModeConfig(policy="window", budget=515)
+    ),
+    "shared-choice-in-sliding-window": job(
+        model=GEMMA, prompts=LONG, kv_mode=KvModeConfig(policy="mean", granularity="token")
+    ),
+    "layer-weights-alone": job(kv_mode=KvModeConfig(policy="mean", layer_weights=[1.0, 2.0])),
+    "eviction-in-flight": job(kv_mode=KvModeConfig(policy="keydiff"), in_flight=2),
+    "eviction-with-turns": job(kv_mode=KvModeConfig(policy="window"), prompts=TURNS),
+    "more-sequences-than-a-chunk": job(
+        prompts=LONG, kv_mode=KvModeConfig(policy="tova", chunk=32), swarm_size=SwarmConfig(workers=60)
     ),
     "more-sequences-than-a-batch": job(swarm_size=SwarmConfig(workers=60), n_ubatch=32),
     "spilled-cache-in-one-pool": job(hardware=MAC, spill=SpillConfig(kv=True)),
@@ -260,6 +282,13 @@ def test_the_page_is_the_rules() -> None:
 
 
 PAIRS = [
+    (["kv_mode=h2o", "kv_mode.v=q8_0"],
+     "kv_mode.policy=h2o with kv_mode.v=q8_0: a quantised V needs flash attention, which never writes down the "
+     "attention that the policy looks at; set kv_mode.v=f16, or choose a policy that looks at none, as "
+     "kv_mode=keydiff or kv_mode=window"),
+    (["kv_mode=h2o", "flash_attn=on"], "kv_mode.policy=h2o with flash_attn=on: "),
+    (["kv_mode=h2o", "kv_mode.budget=3"], "kv_mode.budget=3 with kv_mode.sinks=4: "),
+    (["kv_mode=fp8", "kv_mode.k=q8_0"], "kv_mode.codec=fp8 with kv_mode.k=q8_0 and kv_mode.v=f16: "),
     (["kv_mode=k8v4", "flash_attn=off"],
      "kv_mode.v=q4_0 with flash_attn=off: a quantised V needs flash attention; "
      "set flash_attn=on or kv_mode.v=f16"),
@@ -278,6 +307,30 @@ def test_both_verbs_refuse_alike(arguments: list[str], said: str, tmp_path: Path
     assert said in line
     assert one_line(runner(tmp_path, *arguments, module="runner.plan", env=environment)) == line
     assert not list(cache.rglob("*.gguf*"))
+
+
+@pytest.mark.parametrize(
+    ("mode", "least"),
+    [
+        (KvModeConfig(policy="h2o"), 512),
+        (KvModeConfig(policy="window"), 516),
+        (KvModeConfig(policy="window", sinks=16), 528),
+        (KvModeConfig(policy="h2o", granularity="token", recent=0.5), 1028),
+    ],
+)
+def test_a_sliding_window_stays_whole(mode: KvModeConfig, least: int, planner: Planner) -> None:
+    """Sliding layers lose what leaves; the newest cells stay, or with tokens for all layers the recent ones."""
+    for cells in (least - 1, least):
+        config = job(model=GEMMA, prompts=LONG, kv_mode=replace(mode, budget=cells))
+        assert (broken(facts(planner, config)) is None) == (cells == least)
+
+
+def test_a_share_is_judged_by_the_cells_that_it_comes_to(planner: Planner) -> None:
+    few = job(kv_mode=KvModeConfig(policy="h2o", budget=0.01), prompts=PLAIN)
+    rule = broken(facts(planner, few))
+    assert rule is not None and rule.name == "budget-of-sinks-alone"
+    assert broken(Facts(few)) is None, "before the prompts are known nothing is"
+    assert broken(facts(planner, replace(few, prompts=LONG))) is None
 
 
 def test_isolated_workers_are_planned_not_run(tmp_path: Path) -> None:

@@ -3,14 +3,17 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import yaml
 from planned import MIB, again, job
 
+from kvcache.policies import POLICIES
 from runner.config import JobConfig
 from runner.errors import PlanRefusedError
 from runner.overrides import with_overrides
+from runner.parsing import conf_dir
 from runner.planning.hardware.budget import GIB
 from runner.planning.plan import DryRun, Plan
-from runner.planning.remedies import Step, accept, advice, applied, ladder, numbered, sufficient
+from runner.planning.remedies import _POLICIES, Step, accept, advice, applied, ladder, numbered, sufficient
 from runner.planning.resolve import with_dry_run, with_more_compute
 from runner.resolve import _decide
 from runner.tables.schemas import SCHEMAS
@@ -42,6 +45,7 @@ def test_remedies_stand_in_the_order_of_what_they_cost() -> None:
     with_flash = names(refused(*CARD, "swarm_size=9", "sampling.max_tokens=2000", tokens=20_000)[2])
     assert with_flash.index("kv_mode.k") + 1 == with_flash.index("kv_mode.v")
     assert "flash_attn" not in with_flash and "in_flight" not in with_flash
+    assert with_flash[-3:] == ["hardware.vram", "kv_mode.policy", "kv_mode.policy"]
 
 
 @pytest.mark.parametrize(
@@ -64,7 +68,7 @@ def test_each_remedy_alone_saves_what_it_says(overrides: tuple[str, ...], tokens
     config, made, steps = refused(*overrides, tokens=tokens)
     assert len(steps) >= 6
     for step in steps:
-        alone = again(with_overrides(config, [step.override]), tokens)
+        alone = again(with_overrides(config, step.override.split()), tokens)
         assert getattr(made, pool) - getattr(alone, pool) == step.saved_bytes > 0, step.override
 
 
@@ -128,7 +132,7 @@ def test_a_ladder_comes_down_by_its_floor() -> None:
     )
     config, made, steps = refused(*overrides, "kv_mode.k=q8_0", "kv_mode.v=q8_0")
     assert made.window_tokens == 65_536
-    assert names(steps) == ["window.floor"]
+    assert names(steps) == ["window.floor", "kv_mode.policy"]
     smaller = again(with_overrides(config, sufficient(steps)))
     assert smaller.status == "fits" and 2064 <= smaller.window_tokens < 65_536
 
@@ -177,7 +181,7 @@ def test_on_the_host_nothing_of_a_card_is_offered() -> None:
 
 
 def test_nothing_helps() -> None:
-    _, made, steps = refused("hardware.ram=1GiB", "in_flight=4", "swarm_size=9", tokens=30_000)
+    _, made, steps = refused("hardware.ram=512MiB", "in_flight=4", "swarm_size=9", tokens=30_000)
     assert steps and not sufficient(steps)
     with pytest.raises(PlanRefusedError, match="not even all of these suffice: n_ubatch=64 saves") as error:
         accept(made, steps)
@@ -235,7 +239,7 @@ def test_apply_takes_the_first_combination() -> None:
 
 
 def test_apply_leaves_alone_what_nothing_helps() -> None:
-    config = job("hardware.ram=1GiB", "plan.apply=true")
+    config = job("hardware.ram=512MiB", "plan.apply=true")
     resolved = _decide(config, formula, lambda plan: plan)
     assert resolved.config is config and resolved.plan.status == "refused"
     assert not any(step.applied for step in resolved.steps)
@@ -285,3 +289,59 @@ def test_more_compute_is_placed_again() -> None:
         )
         == made
     )
+
+
+LONG = ("hardware.ram=8GiB", "swarm_size=1")
+
+
+def test_eviction_is_the_last_remedy_and_keeps_as_much_as_fits() -> None:
+    config, made, steps = refused(*LONG, tokens=120_000)
+    last = [step for step in steps if step.sufficient][-1]
+    assert last.remedy.startswith("an eviction mode") and last is steps[-1]
+    fitting = again(with_overrides(config, sufficient(steps)), 120_000)
+    assert fitting.status == "fits" and fitting.window_tokens == made.window_tokens == 120_064
+    rest = [word for word in sufficient(steps) if not word.startswith("kv_mode.budget")]
+    more = f"kv_mode.budget={fitting.budget_cells + 256}"
+    assert again(with_overrides(config, [*rest, more]), 120_000).status == "refused"
+
+
+def test_what_evicts_goes_with_the_types_of_the_cells() -> None:
+    """A quantised V keeps flash attention, and with it every policy away that looks at attention."""
+    _, _, steps = refused(*LONG, tokens=120_000)
+    assert [step.override.split()[0] for step in steps][-2:] == [
+        "kv_mode.policy=mean",
+        "kv_mode.policy=keydiff",
+    ]
+    _, _, steps = refused(*LONG, "kv_mode.v=q8_0", tokens=120_000)
+    assert sufficient(steps)[-2] == "kv_mode.policy=keydiff"
+    assert not [step for step in steps if step.override.startswith("kv_mode.policy=mean")]
+
+
+def test_what_the_ladder_proposes_is_the_option_that_is_named_after_it() -> None:
+    best = yaml.safe_load((conf_dir() / "kv_mode" / "evict.yaml").read_text())
+    assert next(iter(_POLICIES)) == best["policy"]
+    assert [POLICIES[name].needs for name in _POLICIES] == ["attention", "keys"]
+
+
+def test_a_job_that_evicts_may_keep_less() -> None:
+    mode = ("kv_mode.policy=h2o", "kv_mode.budget=60000")
+    config, _, steps = refused(*LONG, *mode, tokens=120_000)
+    assert not {"kv_mode.v", "kv_mode.policy", "flash_attn"} & set(names(steps))
+    [smaller] = [step for step in steps if step.remedy == "smaller budget"]
+    assert sufficient(steps)[-1] == smaller.override
+    assert again(with_overrides(config, sufficient(steps)), 120_000).status == "fits"
+
+
+def test_eviction_is_no_remedy_for_a_sliding_window_or_a_conversation() -> None:
+    config = job("hardware.ram=300MiB", model="gemma3_270m")
+    made = again(config, 20_000)
+    least = [
+        step for step in ladder(config, made, lambda job: again(job, 20_000)) if "budget" in step.override
+    ]
+    assert least and all(int(step.override.rpartition("=")[2]) >= 512 for step in least)
+
+    def talks(job: JobConfig) -> Plan:
+        return again(job, 2000, conversation=True)
+
+    config = job("hardware.ram=4GiB")
+    assert not [step for step in ladder(config, talks(config), talks) if "policy" in step.override]

@@ -105,10 +105,30 @@ def test_a_boolean_may_be_unknown(tmp_path: Path) -> None:
     assert frame.correct.dtype == "boolean" and frame.tie.dtype == "bool"
 
 
+def test_a_list_of_floats_comes_back_as_an_array(tmp_path: Path) -> None:
+    row = {"job_id": "j", "tokens": 2, "status": "ok"}
+    with TableWriter(tmp_path) as writer:
+        writer.append("scores", **row, prompt_id="a", token_nll=np.array([0.5, 2.0], np.float32))
+        writer.append("scores", **row, prompt_id="b", token_nll=(1, math.nan))
+        writer.append("scores", **row, prompt_id="c", token_nll=[])
+        writer.append("scores", **row, prompt_id="d")
+        with pytest.raises(ValueError, match="token_nll"):
+            writer.append("scores", **row, prompt_id="e", token_nll=["low"])
+        with pytest.raises(ValueError, match="token_nll"):
+            writer.append("scores", **row, prompt_id="e", token_nll=0.5)
+        before = load(tmp_path).scores
+    for frame in (before, load(tmp_path).scores):
+        assert [None if cell is None else cell.dtype for cell in frame.token_nll] == [np.float64] * 3 + [None]
+        np.testing.assert_array_equal(np.concatenate(list(frame.token_nll[:3])), [0.5, 2.0, 1.0, np.nan])
+
+
 @pytest.mark.parametrize("table", SCHEMAS)
 def test_an_empty_table_has_the_columns_and_dtypes_of_a_full_one(table: str, tmp_path: Path) -> None:
     empty = getattr(load(tmp_path), table)
-    values = {pa.string(): "x", pa.int64(): 1, pa.uint64(): 1, pa.float64(): 1.0, pa.bool_(): True}
+    values = {
+        pa.string(): "x", pa.int64(): 1, pa.uint64(): 1, pa.float64(): 1.0, pa.bool_(): True,
+        pa.list_(pa.float64()): [1.0],
+    }  # fmt: skip
     write(tmp_path, {field.name: values[field.type] for field in SCHEMAS[table]}, table=table)
     full = getattr(load(tmp_path), table)
     assert list(empty.columns) == SCHEMAS[table].names
@@ -359,7 +379,8 @@ def test_threads_append_without_tearing_each_others_lines(tmp_path: Path) -> Non
 def test_the_repr_is_one_line(tmp_path: Path) -> None:
     write(tmp_path, generation(0))
     assert repr(load(tmp_path)) == (
-        "Tables(jobs=0, plans=0, plan_steps=0, prompts=0, generations=1, votes=0, growth=0, traces=0)"
+        "Tables(jobs=0, plans=0, plan_steps=0, prompts=0, generations=1, votes=0, growth=0, "
+        "evictions=0, scores=0, traces=0)"
     )
 
 

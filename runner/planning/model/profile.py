@@ -93,6 +93,17 @@ class ModelProfile:
         return tuple(Counter(self.layers).items())
 
     @cached_property
+    def attention_layers(self) -> tuple[tuple[int, Layer], ...]:
+        """What keeps cells, each with the number of its block."""
+        pairs = zip(self.block_of_layer, self.layers, strict=True)
+        return tuple((block, layer) for block, layer in pairs if layer.kind != "recurrent")
+
+    @cached_property
+    def full_layers(self) -> tuple[tuple[int, Layer], ...]:
+        """Those of them that see every position."""
+        return tuple((block, layer) for block, layer in self.attention_layers if layer.kind == "full")
+
+    @cached_property
     def state_bytes(self) -> int:
         """Bytes of one sequence's recurrent state over all layers."""
         return sum(layer.state_bytes for layer in self.layers)

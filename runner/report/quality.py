@@ -1,0 +1,225 @@
+"""What each KV mode costs at each budget: texts against the f16 reference, verdicts against its votes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+from rich.markup import escape
+from rich.table import Table
+
+from runner.tables import Tables
+
+RESAMPLES, SEED = 10_000, 0
+_BLOCK = 1_000_000
+"""Draws at a time: 8 MB."""
+
+_ROW = ["model", "mode", "budget"]
+_OF_CELLS = ("k", "v", "swa_full", "codec")
+_OF_ANSWERS = ("seed", "in_flight", "swarm_size", "context_strategy", "prompts", "sampling")
+"""What two jobs must share for their votes to be on the same: what is asked and how, not what is kept of it."""
+
+_MIB = 2**20
+
+
+def interval(values: npt.ArrayLike, *, resamples: int = RESAMPLES, seed: int = SEED) -> tuple[float, float]:
+    """The 95 % percentile-bootstrap interval of the mean of ``values``; NaN for fewer than two.
+
+    Of differences within pairs it is the paired bootstrap.
+    """
+    array = np.asarray(values, np.float64)
+    if len(array) < 2:
+        return np.nan, np.nan
+    rng, means = np.random.default_rng(seed), np.empty(resamples)
+    rows = max(_BLOCK // len(array), 1)
+    for begin in range(0, resamples, rows):
+        drawn = rng.integers(0, len(array), (min(rows, resamples - begin), len(array)))
+        means[begin : begin + rows] = array[drawn].mean(axis=1)
+    low, high = np.quantile(means, (0.025, 0.975))
+    return float(low), float(high)
+
+
+def leaderboard(tables: Tables, job_ids: Collection[str] | None = None) -> pd.DataFrame:
+    """A row for each model, KV mode and budget with scored texts, the best of a budget first; budget 0 keeps all.
+
+    Texts count alike, however long. ``nll_difference`` is to the reference that a text was compared with or, where
+    there was none, to f16's own score. A verdict is a vote's winner, none on a tie and where all abstained:
+    ``flip_rate`` is the share of prompts whose verdict is not f16's, ``margin_change`` the mean of the margin less
+    f16's. ``_low`` and ``_high`` are 95 % bootstrap intervals, over texts or over prompts.
+
+    Args:
+        tables: of any folder.
+        job_ids: of these jobs alone.
+    """
+    jobs = _jobs(tables, job_ids)
+    scores = tables.scores[tables.scores["status"] == "ok"].merge(jobs, on="job_id")
+    if scores.empty:
+        return pd.DataFrame(columns=_ROW)
+    scores, votes = _with_reference(scores), _with_f16(tables.votes.merge(jobs, on="job_id"))
+    rows = []
+    for key, texts in scores.groupby(_ROW):
+        mine = votes[(votes[_ROW] == list(key)).all(axis=1)]
+        own = {"kv_bytes": texts["kv_bytes"].max(), "reference": bool(texts["reference_job"].all())}
+        rows.append(dict(zip(_ROW, key, strict=True)) | own | _of_texts(texts) | _of_votes(mine))
+    order = ["model", "budget", "nll_difference"]
+    return pd.DataFrame(rows).sort_values(order, key=_best_first, kind="stable", ignore_index=True)
+
+
+def _best_first(column: pd.Series[Any]) -> pd.Series[Any]:
+    """Everything kept before the largest budget, that before smaller ones."""
+    return -column.where(column > 0, np.inf) if column.name == "budget" else column
+
+
+def _jobs(tables: Tables, job_ids: Collection[str] | None) -> pd.DataFrame:
+    """By ``job_id`` the row of the leaderboard that it belongs to, and what its votes must share with f16's."""
+    jobs = tables.jobs if job_ids is None else tables.jobs[tables.jobs["job_id"].isin(list(job_ids))]
+    jobs = jobs[["job_id", "model", "model_digest", "config"]].merge(
+        tables.plans[["job_id", "budget_cells", "kv_bytes"]], on="job_id"
+    )
+    configs = [json.loads(config) for config in jobs.pop("config")]
+    modes = [_effective(config["kv_mode"]) for config in configs]
+    return jobs.assign(
+        mode=_labels(modes),
+        budget=jobs.pop("budget_cells").fillna(0).astype("int64"),
+        reference_job=[_is_reference(mode) for mode in modes],
+        settings=[
+            json.dumps({key: config[key] for key in _OF_ANSWERS}, sort_keys=True) for config in configs
+        ],
+    )
+
+
+def _effective(mode: Mapping[str, Any]) -> dict[str, Any]:
+    """What of a mode's config does anything, but for the budget; a policy's own numbers stand beside the rest."""
+    if mode["policy"] == "none":
+        return {key: mode[key] for key in ("name", *_OF_CELLS)}
+    kept = {key: value for key, value in mode.items() if key not in ("budget", "options")}
+    return {**kept, **mode["options"]}
+
+
+def _is_reference(mode: Mapping[str, Any]) -> bool:
+    return "policy" not in mode and (mode["k"], mode["v"], mode["codec"]) == ("f16", "f16", "none")
+
+
+def _labels(modes: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Each mode's name, with those of its keys that another mode of that name has otherwise."""
+    labels = []
+    for mode in modes:
+        others = [other for other in modes if other["name"] == mode["name"]]
+        differs = [key for key in mode if any(other.get(key) != mode[key] for other in others)]
+        labels.append(" ".join([mode["name"], *(f"{key}={mode[key]}" for key in differs)]))
+    return labels
+
+
+def _with_reference(scores: pd.DataFrame) -> pd.DataFrame:
+    """Scores with ``nll_difference``."""
+    same_text = ["model_digest", "text_digest"]
+    f16 = scores[scores["reference_job"]].groupby(same_text)["nll"].mean().rename("nll_f16").reset_index()
+    scores = scores.merge(f16, on=same_text, how="left")
+    return scores.assign(nll_difference=scores["nll"] - scores["nll_reference"].fillna(scores["nll_f16"]))
+
+
+def _with_f16(votes: pd.DataFrame) -> pd.DataFrame:
+    """Votes with ``flip`` and ``margin_change``, those that f16 was asked too; f16's own have neither."""
+    same = ["model_digest", "settings", "prompt_id", "tally_id"]
+    f16 = votes[votes["reference_job"]].drop_duplicates(same)
+    votes = votes.merge(
+        f16[[*same, "winner", "margin"]], on=same, how="left", suffixes=("", "_f16"), indicator=True
+    )
+    paired = (votes["_merge"] == "both") & ~votes["reference_job"]
+    flip = votes["winner"].fillna("") != votes["winner_f16"].fillna("")
+    return votes.assign(
+        flip=flip.astype("float64").where(paired),
+        margin_change=(votes["margin"] - votes["margin_f16"]).where(paired),
+    )
+
+
+def _of_texts(scores: pd.DataFrame) -> dict[str, Any]:
+    """The columns that come from texts, each counted once however many jobs scored it."""
+    names = ["nll", "nll_difference", "kl_to_reference", "top1_agreement", "floor_kl", "floor_top1_agreement"]
+    texts = scores.groupby("text_digest")[names].mean()
+    low, high = interval(texts["nll_difference"].dropna())
+    means = texts.mean()
+    return {
+        "texts": len(texts),
+        "ppl": float(np.exp(means["nll"])),
+        **{str(name): float(value) for name, value in means.items()},
+        "nll_difference_low": low,
+        "nll_difference_high": high,
+    }
+
+
+def _of_votes(votes: pd.DataFrame) -> dict[str, Any]:
+    """The columns that come from votes."""
+    flips, margins = votes["flip"].dropna(), votes["margin_change"].dropna()
+    flip_low, flip_high = interval(flips)
+    margin_low, margin_high = interval(margins)
+    return {
+        "prompts": len(votes),
+        "accuracy": votes["correct"].astype("float64").mean(),
+        "flip_rate": flips.mean(),
+        "flip_rate_low": flip_low,
+        "flip_rate_high": flip_high,
+        "margin_change": margins.mean(),
+        "margin_change_low": margin_low,
+        "margin_change_high": margin_high,
+    }
+
+
+def shown(board: pd.DataFrame) -> Table:
+    """The leaderboard for the terminal, a section for each budget."""
+    table = Table(title="leaderboard per budget")
+    several, asked = board["model"].nunique() > 1, bool(board["prompts"].sum())
+    names = ["model"] * several + [
+        "budget",
+        "kv_mode",
+        "KV MiB",
+        "ppl",
+        "NLL - f16",
+        "KL",
+        "(floor)",
+        "top-1",
+        "(floor)",
+    ]
+    names += ["flips", "margin - f16", "right"] * asked
+    for name in names:
+        table.add_column(name, justify="left" if name in ("model", "kv_mode") else "right", overflow="fold")
+    before = None
+    for row in board.to_dict("records"):
+        if before is not None and before != (row["model"], row["budget"]):
+            table.add_section()
+        before = (row["model"], row["budget"])
+        cells = [escape(row["model"])] * several + [
+            str(row["budget"] or "all"),
+            escape(row["mode"]),
+            _figure(row["kv_bytes"] / _MIB, ".1f"),
+            _figure(row["ppl"], ".3f"),
+            _ranged(row, "nll_difference", "+.4f"),
+            _figure(row["kl_to_reference"], ".2g"),
+            _figure(row["floor_kl"], ".1g"),
+            _figure(row["top1_agreement"], ".3f"),
+            _figure(row["floor_top1_agreement"], ".3f"),
+        ]
+        if asked:
+            cells += [_ranged(row, "flip_rate", ".2f"), _ranged(row, "margin_change", "+.2f")]
+            cells += [_figure(row["accuracy"], ".2f")]
+        table.add_row(*cells)
+    of = f"{int(board['texts'].max())} texts" + f", {int(board['prompts'].max())} prompts" * asked
+    table.caption = (
+        f"\\[95 % bootstrap intervals over {of}]; floor: f16 against itself in another micro-batch size"
+    )
+    return table
+
+
+def _figure(value: float, form: str) -> str:
+    return "" if pd.isna(value) else format(value, form)
+
+
+def _ranged(row: Mapping[Any, Any], name: str, form: str) -> str:
+    value, low, high = (row[name + end] for end in ("", "_low", "_high"))
+    if pd.isna(value) or pd.isna(low):
+        return _figure(value, form)
+    return f"{value:{form}} \\[{low:{form}}, {high:{form}}]"
