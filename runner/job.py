@@ -121,11 +121,15 @@ def run_job(
                     swarm = run_swarm(scheduler, prepared, workers=plan.workers, seed=config.seed)
                     for item, generations in swarm:
                         view.voted(item.prompt, ledger.group(item, generations))
+                        rounds = context.take_rounds()
+                        ledger.evicted(item.prompt.id, rounds)
+                        view.evicted(item.prompt.id, rounds)
             desk = JobDesk(config, settings, path, profile, workload, session, ledger, view, progress, tracer)
             speakers = Swarm(plan.workers, config.seed, config.sampling, strategy, config.window.on_refusal)
             for conversation in conversations:
                 Dialogue(conversation, plan, speakers, desk, progress, stopping).run()
             if texts:
+                progress.load_s = progress.load_s or tracer.seconds
                 scorer = Scorer(
                     config, path, profile, plan, session, stopping=stopping, progress=progress, note=view.note
                 )

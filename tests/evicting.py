@@ -21,7 +21,7 @@ def params(
 ) -> ContextParams:  # fmt: skip
     return ContextParams(
         n_ctx=cells, n_seq_max=sequences, n_ubatch=n_ubatch, kv_type_k=k, kv_type_v=v, flash_attn=flash_attn,
-        swa_full=swa_full, n_threads=2, n_outputs=outputs,
+        swa_full=swa_full, n_threads=1, n_outputs=outputs,
     )  # fmt: skip
 
 

@@ -30,12 +30,15 @@ class HeldTokens:
 
     Attributes:
         positions: int64, each token's true position in its text.
-        mass: float32, the attention probability that the observed queries gave it, summed over the query heads
-            that share the KV head, decayed as the policy says; zeros where the policy needs none.
+        mass: float32, the attention probability that the observed queries gave it, to the power of the policy's
+            ``moment``, summed over the query heads that share the KV head, decayed as the policy says; zeros where
+            the policy needs none.
         queries: float32, how many of those queries could see it, decayed alike.
         end: the position that the next token will have.
         read_keys: the K rows as float32 ``[n_head_kv, n_cells, head_dim]``; only to be called by a policy that
             needs keys.
+        read_values: the V rows as float32 ``[n_head_kv, n_cells, head_dim]``; only of a cache that keeps V, and
+            not of a quantised one.
     """
 
     positions: Ints
@@ -43,6 +46,7 @@ class HeldTokens:
     queries: Floats
     end: int
     read_keys: Callable[[], Floats]
+    read_values: Callable[[], Floats]
 
 
 class Policy(ABC):
@@ -52,11 +56,15 @@ class Policy(ABC):
         needs: ``attention`` excludes flash attention, whose graph has no probabilities; ``keys`` reads K.
         decay: what is left of mass and queries from one eviction to the next.
         observed: how many queries of a chunk of prefill are observed, the last ones; None is all of them.
+        distance: how many tokens back a token must lie for a query's look at it to count.
+        moment: to which power each probability is summed: 1 is attention's mass, 2 weighs peaks.
     """
 
     needs: ClassVar[Needs]
+    moment: ClassVar[int] = 1
     decay: float = 1.0
     observed: float | None = None
+    distance: float = 0
 
     def __post_init__(self) -> None:
         """Check the options.

@@ -74,7 +74,7 @@ class EvictingStore(Store):
         queries = queries[first:]
         n_head_kv = self.cells.shape.n_head_kv
         collected = np.zeros_like(self.table.mass)
-        collected[:, self._held()] = mass(probabilities[:, first:], n_head_kv)
+        collected[:, self._held()] = mass(probabilities[:, first:] ** self.policy.moment, n_head_kv)
         self.table.observe(collected, self.table.seen_by(np.zeros_like(queries), queries))
 
     def evict(self) -> int:
@@ -90,6 +90,7 @@ class EvictingStore(Store):
             queries=self.table.queries[:, cells],
             end=self.end,
             read_keys=lambda: self.cells.get(cells)[0].transpose(1, 0, 2),
+            read_values=lambda: self.cells.get(cells)[1].transpose(1, 0, 2),
         )
         return self.policy.score(held)
 

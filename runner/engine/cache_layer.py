@@ -89,6 +89,19 @@ class CacheLayer:
         rows = dequantize(k[cells], _GGML_TYPES[self.kv_type_k])
         return np.ascontiguousarray(rows.transpose(1, 0, 2), np.float32)
 
+    def values(self, cells: Ints) -> Floats:
+        """V of these cells as float32 ``[n_head_kv, n_cells, head_dim_v]``, which may not be quantised."""
+        if self.v is None:
+            raise LookupError("this model keeps no V beside K")
+        if self.transposed:
+            _, columns = self._columns()
+            picked = np.ascontiguousarray(columns[:, :, cells].transpose(0, 2, 1)).view(np.uint8)
+        else:
+            picked = np.ascontiguousarray(
+                self._rows(self.v, self.kv_type_v, self.head_dim_v)[1][cells].transpose(1, 0, 2)
+            )
+        return np.asarray(dequantize(picked, _GGML_TYPES[self.kv_type_v]), np.float32)
+
     def round_to_fp8(self, kind: str, cells: Ints) -> None:
         """Round the f16 K or V (``kind``) of these cells to E4M3 with one scale a cell."""
         if kind == "v" and self.transposed:

@@ -23,7 +23,7 @@ from runner.engine.bindings import lib
 from runner.engine.cache_layer import CacheLayer
 from runner.engine.context import Context, ContextParams, Logits, Phase
 from runner.engine.eviction_log import EvictionLog, EvictionRound
-from runner.engine.tap import CacheTap, OnWrite
+from runner.engine.tap import CacheTap, Observed, OnWrite
 from runner.engine.weights import Weights
 from runner.errors import EngineError
 from runner.planning.model.profile import Layer
@@ -90,8 +90,9 @@ class EvictingContext(Context):
         looks = eviction.policy.needs == "attention"
         self.tap: CacheTap | None = None
         if self._rows or on_write is not None:
-            self.tap = CacheTap(self._rows, params.n_ctx, attention=looks, on_write=on_write)
-        self._table = CellTable(params.n_ctx, params.n_seq_max, max(row, 1))
+            moment = eviction.policy.moment if looks else 0
+            self.tap = CacheTap(self._rows, params.n_ctx, moment=moment, on_write=on_write)
+        self.table = CellTable(params.n_ctx, params.n_seq_max, max(row, 1))
         super().__init__(weights, params, self.tap)
 
     # -- what a context does, with the table kept -------------------------------------------------------------
@@ -105,38 +106,40 @@ class EvictingContext(Context):
     ) -> Logits:
         """See :meth:`Context.decode`; what attention looked at is observed."""
         policy, n = self.eviction.policy, len(tokens)
-        alone = n > 1 and sequences[0] == sequences[-1]
+        owners, at = np.asarray(sequences), np.asarray(positions)
+        alone = n > 1 and owners[0] == owners[-1]
         skip = max(n - int(policy.observed), 0) if alone and policy.observed is not None else 0
+        distance = int(policy.distance)
         if self.tap is not None:
-            self.tap.begin(skip)
+            near = self.table.younger(int(at.min()) - distance) if distance else np.empty(0, np.int64)
+            self.tap.begin(Observed(at, skip, distance, near, self.table.nominal[near]))
         logits = super().decode(tokens, positions, sequences, outputs)
         # Without heads to move nothing depends on which cell it really is.
-        cells = self.tap.cells(n) if self.tap is not None and self._rows else self._table.free(n)
-        owners, at = np.asarray(sequences), np.asarray(positions)
-        self._table.write(cells, at, owners)
+        cells = self.tap.cells(n) if self.tap is not None and self._rows else self.table.free(n)
+        self.table.write(cells, at, owners)
         if self.tap is not None and policy.needs == "attention":
-            self._table.observe(self.tap.mass, self._table.seen_by(owners[skip:], at[skip:]))
+            self.table.observe(self.tap.mass, self.table.seen_by(owners[skip:], at[skip:], distance))
         return logits
 
     def clear(self) -> None:
         """See :meth:`Context.clear`."""
         super().clear()
-        self._table.clear()
+        self.table.clear()
         self._log.restart()
 
     def fork(self, source: int, target: int) -> None:
         """See :meth:`Context.fork`."""
         super().fork(source, target)
-        self._table.share(source, target)
+        self.table.share(source, target)
 
     def drop(self, sequence: int) -> None:
         """See :meth:`Context.drop`."""
         super().drop(sequence)
-        self._table.drop(sequence)
+        self.table.drop(sequence)
 
     def save(self, sequence: int) -> SavedSequence:
         """All of a sequence, in host memory."""
-        cells, table = np.sort(self._table.held([sequence])), self._table
+        cells, table = np.sort(self.table.held([sequence])), self.table
         return SavedSequence(
             state=self._read_state(sequence, 0),
             nominal=table.nominal[cells],
@@ -150,7 +153,7 @@ class EvictingContext(Context):
         """Put a saved sequence into the context, which forgets all else, in a layout that is always the same."""
         self.clear()
         self._write_state(sequence, saved.state, 0)
-        cells, table = np.arange(len(saved.nominal)), self._table
+        cells, table = np.arange(len(saved.nominal)), self.table
         table.write(cells, saved.nominal, sequence)
         table.positions[:, cells], table.born[:, cells] = saved.positions, saved.born
         table.mass[:, cells], table.queries[:, cells] = saved.mass, saved.queries
@@ -163,7 +166,7 @@ class EvictingContext(Context):
     @property
     def cells_used(self) -> int:
         """Cells that somebody owns."""
-        return self._table.used
+        return self.table.used
 
     # -- eviction ---------------------------------------------------------------------------------------------
 
@@ -173,20 +176,20 @@ class EvictingContext(Context):
         Cells that all of them own are judged by what all of them looked at and leave for all at once; each one's
         own cells are judged alone.
         """
-        shared = self._table.held(sequences)
-        own = [self._table.held([s]) for s in sequences] if len(sequences) > 1 else []
+        shared = self.table.held(sequences)
+        own = [self.table.held([s]) for s in sequences] if len(sequences) > 1 else []
         longest = max((len(cells) for cells in own), default=0)
         if len(shared) + longest > self.eviction.budget:
-            end = int(max(self._table.nominal[cells].max(initial=-1) for cells in (shared, *own))) + 1
+            end = int(max(self.table.nominal[cells].max(initial=-1) for cells in (shared, *own))) + 1
             self._bring_down(shared, own, end, phase)
-        self._table.fade(self.eviction.policy.decay)
+        self.table.fade(self.eviction.policy.decay)
 
     def _bring_down(self, shared: Ints, own: Sequence[Ints], end: int, phase: Phase) -> None:
         budget = self.eviction.budget
         count = self._quota(shared, own, end)
         before = len(shared) + max((len(cells) for cells in own), default=0)
         scores, keep = self._choose(shared, count, end)
-        self._log.note(self._table.positions[:, shared], scores, keep, before, end, phase)
+        self._log.note(self.table.positions[:, shared], scores, keep, before, end, phase)
         self._keep(shared, keep, count)
         for cells in own:
             left = min(len(cells), budget - count)
@@ -202,7 +205,7 @@ class EvictingContext(Context):
         wanted = []
         for cells in own:
             both = np.concatenate([scores, self._score(cells, end)], axis=1)
-            positions = self._table.positions[:, np.concatenate([shared, cells])]
+            positions = self.table.positions[:, np.concatenate([shared, cells])]
             if both.shape[1] <= budget:
                 wanted.append(float(len(shared)))
                 continue
@@ -212,7 +215,7 @@ class EvictingContext(Context):
 
     def _score(self, cells: Ints, end: int) -> Floats:
         """Scores of what every row holds in these cells, ``[n_rows, n_cells]``."""
-        table, eviction = self._table, self.eviction
+        table, eviction = self.table, self.eviction
 
         def held(rows: slice, layer: CacheLayer | None) -> HeldTokens:
             return HeldTokens(
@@ -220,7 +223,8 @@ class EvictingContext(Context):
                 mass=table.mass[rows][:, cells],
                 queries=table.queries[rows][:, cells],
                 end=end,
-                read_keys=_no_keys if layer is None else partial(layer.keys, cells),
+                read_keys=_nothing if layer is None else partial(layer.keys, cells),
+                read_values=_nothing if layer is None else partial(layer.values, cells),
             )
 
         if not self._rows:
@@ -234,7 +238,7 @@ class EvictingContext(Context):
     def _choose(self, cells: Ints, count: int, end: int) -> tuple[Floats, Mask]:
         """Scores and what stays of ``cells``, ``[n_rows, n_cells]``, exactly ``count`` in each row."""
         scores = self._score(cells, end)
-        positions = self._table.positions[:, cells]
+        positions = self.table.positions[:, cells]
         eviction = self.eviction
         return scores, eviction.selector.keep(scores, positions, eviction.budget, end, count)
 
@@ -249,7 +253,7 @@ class EvictingContext(Context):
                 found = moves(keep[rows], stay)
                 found = Moves(found.heads, cells[found.source], cells[found.target])
                 self._cache_layer(block, layer).move(found)
-                self._table.move(rows.start, found)
+                self.table.move(rows.start, found)
         self._remove(cells, ~stay)
 
     def _remove(self, cells: Ints, gone: Mask) -> None:
@@ -257,21 +261,21 @@ class EvictingContext(Context):
         at = np.flatnonzero(gone)
         if not len(at):
             return
-        owners = np.flatnonzero(self._table.owners[:, cells[at[0]]])
+        owners = np.flatnonzero(self.table.owners[:, cells[at[0]]])
         for run in np.split(at, np.flatnonzero(np.diff(at) > 1) + 1):
-            first, last = self._table.nominal[cells[run[0]]], self._table.nominal[cells[run[-1]]]
+            first, last = self.table.nominal[cells[run[0]]], self.table.nominal[cells[run[-1]]]
             for owner in owners:
                 if not lib.llama_memory_seq_rm(self._memory, int(owner), int(first), int(last) + 1):
                     raise EngineError(
                         f"this model's cache does not let positions {first} to {last} go; "
                         f"it cannot be run with an eviction policy, set kv_mode=f16"
                     )
-        self._table.release(cells[at])
+        self.table.release(cells[at])
 
     def _cache_layer(self, block: int, layer: Layer) -> CacheLayer:
         assert self.tap is not None  # only a policy that looks at something has rows
         return CacheLayer.of(self.tap.tensors, block, layer, self.params)
 
 
-def _no_keys() -> Floats:
-    raise LookupError("only a policy that needs keys may read them")
+def _nothing() -> Floats:
+    raise LookupError("a policy that needs nothing has no rows to read")

@@ -11,8 +11,9 @@ from kvcache.policies import Floats
 from kvcache.policies.base import Ints
 from kvcache.selection import Mask, Selector
 
-_STILL, _STILL_ROUNDS = 0.02, 3
-"""A kept set that in this many rounds running took in less than this share of new tokens has frozen."""
+_STILL, _STILL_ROUNDS = 0.2, 3
+"""A kept set has frozen that in this many rounds running took in less than this share of the new tokens that it
+would take in if it cared for old and new alike."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,9 @@ class EvictionLog:
         chosen = by_score.sum(axis=1)
         turnover = np.where(chosen > 0, new.sum(axis=1) / np.maximum(chosen, 1), 1.0)
         overall = float(new.sum() / by_score.sum()) if by_score.any() else 1.0
-        self._still = self._still + 1 if overall < _STILL else 0
+        came = end - self._last_end
+        fair = came / max(came + chosen.mean(), 1)
+        self._still = self._still + 1 if overall < _STILL * fair else 0
         settled = scores[by_score & np.isfinite(scores)]
         low, median, high = np.quantile(settled, (0.1, 0.5, 0.9)).tolist() if len(settled) else [None] * 3
         oldest = np.where(keep & (positions >= self._selector.sinks), positions, end).min(axis=1)

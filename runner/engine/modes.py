@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from kvcache.policies import make_policy
 from kvcache.policies.base import Ints
-from kvcache.selection import Selector
 from runner.engine.cache_layer import CacheLayer
 from runner.engine.context import Context, context_params
 from runner.engine.eviction import EvictingContext, Eviction
@@ -25,7 +24,7 @@ def open_context(weights: Weights, plan: Plan) -> Context:
     if mode.evicts:
         eviction = Eviction(
             policy=make_policy(mode.policy, mode.options),
-            selector=Selector(sinks=mode.sinks, recent=mode.recent, pool=mode.pool),
+            selector=mode.selector,
             budget=plan.budget_cells,
             chunk=plan.chunk_tokens,
             interval=mode.interval,
@@ -37,7 +36,7 @@ def open_context(weights: Weights, plan: Plan) -> Context:
             rounding.tap = evicting.tap
         return evicting
     if rounding is not None:
-        rounding.tap = CacheTap({}, params.n_ctx, attention=False, on_write=rounding)
+        rounding.tap = CacheTap({}, params.n_ctx, moment=0, on_write=rounding)
         return Context(weights, params, rounding.tap)
     return Context(weights, params)
 

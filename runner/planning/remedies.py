@@ -23,7 +23,7 @@ from runner.planning.resolve import climbs
 _SMALL_UBATCH = 64
 _WIDE = ("f32", "f16", "bf16")
 _POLICIES = {
-    "mean": "what is looked at the least is forgotten; without flash attention",
+    "mean": "what is looked at the least is forgotten",
     "keydiff": "what stands out the least is forgotten",
 }
 """What evicts best, and what evicts where a quantised V or flash attention stays."""
@@ -58,12 +58,14 @@ class Step:
 class _Remedy:
     """``overrides`` from the mildest to the strongest; one that has several is only as strong as it must be.
 
-    Each is what a person types, which may be several words.
+    Each is what a person types, which may be several words. One that is ``instead_of`` another is only spoken of
+    where that does not help, or where it is needed.
     """
 
     name: str
     cost: str
     overrides: tuple[str, ...]
+    instead_of: str = ""
 
 
 def accept(plan: Plan, steps: Sequence[Step]) -> Plan:
@@ -116,7 +118,7 @@ def ladder(config: JobConfig, plan: Plan, again: Again) -> tuple[Step, ...]:
             # Only together with another one, as a quantised V with flash attention.
             before, after = tried.plan(taken) or plan, tried.plan([*taken, override])
         saved = _short(plan, before) - _short(plan, after) if after is not None else 0
-        if saved <= 0 and not suffices:
+        if not suffices and (saved <= 0 or remedy.instead_of in [step.remedy for step in steps]):
             continue
         with_it = tried.plan([*taken, override]) or after
         assert with_it is not None  # a remedy that cannot be planned saves nothing and suffices for nothing
@@ -250,9 +252,10 @@ def _remedies(config: JobConfig, plan: Plan) -> Iterator[_Remedy]:
         smaller = tuple(f"kv_mode.budget={cells}" for cells in budgets)
         yield _Remedy("smaller budget", "more of the prompt is forgotten", smaller)
     elif budgets and not plan.request.demand.conversation:
-        for policy, cost in _POLICIES.items():
+        names = ("an eviction mode", "an eviction mode with flash attention")
+        for name, (policy, cost) in zip(names, _POLICIES.items(), strict=True):
             pairs = tuple(f"kv_mode.policy={policy} kv_mode.budget={cells}" for cells in budgets)
-            yield _Remedy(f"an eviction mode, {policy}", cost, pairs)
+            yield _Remedy(name, cost, pairs, instead_of=names[0])
 
 
 def _smaller_budgets(plan: Plan) -> list[int]:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
+from rich import box
 from rich.markup import escape
 from rich.table import Table
 
@@ -170,23 +171,15 @@ def _of_votes(votes: pd.DataFrame) -> dict[str, Any]:
 
 
 def shown(board: pd.DataFrame) -> Table:
-    """The leaderboard for the terminal, a section for each budget."""
-    table = Table(title="leaderboard per budget")
+    """The leaderboard for the terminal, a section for each budget; small enough for 80 columns."""
+    table = Table(box=box.SIMPLE_HEAD, padding=0, title="leaderboard per budget")
     several, asked = board["model"].nunique() > 1, bool(board["prompts"].sum())
-    names = ["model"] * several + [
-        "budget",
-        "kv_mode",
-        "KV MiB",
-        "ppl",
-        "NLL - f16",
-        "KL",
-        "(floor)",
-        "top-1",
-        "(floor)",
-    ]
-    names += ["flips", "margin - f16", "right"] * asked
-    for name in names:
-        table.add_column(name, justify="left" if name in ("model", "kv_mode") else "right", overflow="fold")
+    names = ["model"] * several + ["budget", "kv_mode", "ppl", "NLL - f16", "KL", "top-1"]
+    for name in names + ["flips", "margin", "right"] * asked:
+        if name in ("model", "kv_mode"):
+            table.add_column(name, overflow="fold")
+        else:
+            table.add_column(name, justify="right", no_wrap=True)
     before = None
     for row in board.to_dict("records"):
         if before is not None and before != (row["model"], row["budget"]):
@@ -194,22 +187,20 @@ def shown(board: pd.DataFrame) -> Table:
         before = (row["model"], row["budget"])
         cells = [escape(row["model"])] * several + [
             str(row["budget"] or "all"),
-            escape(row["mode"]),
-            _figure(row["kv_bytes"] / _MIB, ".1f"),
-            _figure(row["ppl"], ".3f"),
-            _ranged(row, "nll_difference", "+.4f"),
-            _figure(row["kl_to_reference"], ".2g"),
-            _figure(row["floor_kl"], ".1g"),
-            _figure(row["top1_agreement"], ".3f"),
-            _figure(row["floor_top1_agreement"], ".3f"),
+            f"{escape(row['mode'])}\n{row['kv_bytes'] / _MIB:.1f} MiB",
+            _figure(row["ppl"], ".2f"),
+            _ranged(row, "nll_difference", "+.3f"),
+            f"{_figure(row['kl_to_reference'], '.2g')}\n{_figure(row['floor_kl'], '.1g')}",
+            f"{_figure(row['top1_agreement'], '.3f')}\n{_figure(row['floor_top1_agreement'], '.3f')}",
         ]
         if asked:
             cells += [_ranged(row, "flip_rate", ".2f"), _ranged(row, "margin_change", "+.2f")]
             cells += [_figure(row["accuracy"], ".2f")]
         table.add_row(*cells)
-    of = f"{int(board['texts'].max())} texts" + f", {int(board['prompts'].max())} prompts" * asked
+    of = f"{int(board['texts'].max())} texts" + f" and {int(board['prompts'].max())} prompts" * asked
     table.caption = (
-        f"\\[95 % bootstrap intervals over {of}]; floor: f16 against itself in another micro-batch size"
+        f"below: KV memory; 95 % bootstrap intervals over {of}; and of KL and top-1 the floor, "
+        "f16 against itself in another micro-batch size"
     )
     return table
 
@@ -219,7 +210,6 @@ def _figure(value: float, form: str) -> str:
 
 
 def _ranged(row: Mapping[Any, Any], name: str, form: str) -> str:
+    """A figure, and its interval in the line below."""
     value, low, high = (row[name + end] for end in ("", "_low", "_high"))
-    if pd.isna(value) or pd.isna(low):
-        return _figure(value, form)
-    return f"{value:{form}} \\[{low:{form}}, {high:{form}}]"
+    return f"{_figure(value, form)}\n{_figure(low, form)} {_figure(high, form)}"

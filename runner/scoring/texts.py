@@ -14,6 +14,7 @@ import numpy as np
 from runner import models
 from runner.config import JobConfig, KvModeConfig, PlanConfig, SwarmConfig, WindowConfig
 from runner.engine.context import Context
+from runner.engine.eviction import EvictingContext
 from runner.engine.eviction_log import EvictionRound
 from runner.engine.scoring import score_rows
 from runner.engine.weights import Weights
@@ -148,10 +149,10 @@ class Scorer:
                 scored = self._scored(context, text, beside)
                 if scored is not None:
                     yield scored
-                if self._stopping():
+                if scored is None or scored.score.status == "interrupted":
                     raise Interrupted("interrupted; the rows in hand are written")
                 self._progress.groups_done += 1
-        self._progress.phase = "idle"
+        self._progress.phase, self._progress.cells_used = "idle", 0
 
     def _scored(self, context: Context, text: ScoredText, against: _Against) -> Scored | None:
         """What the mode makes of a text; None where not one token was scored before the interruption."""
@@ -166,13 +167,15 @@ class Scorer:
 
     def _rows(self, context: Context, text: ScoredText, outputs: int) -> Rows:
         """The rows of a text's scored tokens, until the job is to stop."""
-        rows = score_rows(context, text.tokens, text.first, outputs=outputs)
+        rows, reached, p = score_rows(context, text.tokens, text.first, outputs=outputs), 0, self._progress
         while not self._stopping():
-            began = time.monotonic()
+            began, before = time.monotonic(), reached
             piece = next(rows, None)
             if piece is None:
                 return
-            self._progress.tok_s = len(piece[1]) / max(time.monotonic() - began, 1e-9)
+            reached = max(reached, text.first) + len(piece[1])
+            p.tok_s = (reached - before) / max(time.monotonic() - began, 1e-9)
+            p.cells_used = context.cells_used if isinstance(context, EvictingContext) else reached
             yield piece
 
     # -- what a text is compared with -------------------------------------------------------------------------

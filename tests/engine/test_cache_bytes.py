@@ -66,7 +66,7 @@ def test_every_kind_of_layer(tmp_path: Path, arch: str, workers: int, kv_type: s
 @pytest.mark.parametrize("flash_attn", [False, True])
 def test_the_tap_finds_every_cell_tensor(gemma3: Path, flash_attn: bool) -> None:
     made = planned(gemma3, KvModeConfig(), 2, flash_attn=flash_attn)
-    tap, weights = CacheTap({}, made.cells, attention=False), Weights(gemma3)
+    tap, weights = CacheTap({}, made.cells, moment=0), Weights(gemma3)
     context = Context(weights, context_params(made), tap)
     context.decode([1], [0], [0], [True])
     assert sum(read_bytes(address).nbytes for address in tap.tensors.values()) == made.kv_bytes

@@ -28,6 +28,12 @@ BUDGET, CHUNK, TEXT = 192, 64, 640
 TOLERANCE = 5e-3
 """Of the largest output. The engine multiplies the f16 cells with f16 queries and probabilities, the oracle with
 float64; a token at the edge of the budget may then be another one, too."""
+OPS = {
+    "Qcur": op_number("ROPE"),
+    "Kcur": op_number("ROPE"),
+    "Vcur": op_number("MUL_MAT"),
+    "kqv_out": op_number("CONT"),
+}
 Array = npt.NDArray[np.float32]
 
 
@@ -47,9 +53,8 @@ class Recorder(CacheTap):
 
     @staticmethod
     def _is_input_or_output(kind: str, address: int) -> bool:
-        # K and Q are named twice; the second time they are rotated.
-        rotated = Tensor.from_address(address).op == op_number("ROPE")
-        return kind in ("Vcur", "kqv_out") or (kind in ("Qcur", "Kcur") and rotated)
+        # Each has its name before and after it is reshaped, Q and K once more when they are rotated.
+        return Tensor.from_address(address).op == OPS.get(kind)
 
 
 def _floats(address: int) -> Array:

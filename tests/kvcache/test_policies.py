@@ -33,10 +33,13 @@ def held_tokens(
     if policy is not None and policy.needs != "attention":
         queries, total = np.zeros_like(queries), np.zeros_like(total)
     keys = rng.standard_normal((n_head, n_cells, 8)).astype(np.float32)
-    for array in (positions, queries, total, keys):
+    values = rng.standard_normal((n_head, n_cells, 6)).astype(np.float32)
+    for array in (positions, queries, total, keys, values):
         array.flags.writeable = False
     needs_keys = policy is None or policy.needs == "keys"
-    return HeldTokens(positions, total, queries, end, (lambda: keys) if needs_keys else refused)
+    return HeldTokens(
+        positions, total, queries, end, (lambda: keys) if needs_keys else refused, lambda: values
+    )
 
 
 def tokens(got: object, queries: object, keys: object = None) -> HeldTokens:
@@ -44,7 +47,7 @@ def tokens(got: object, queries: object, keys: object = None) -> HeldTokens:
     total, seen = np.array(got, np.float32), np.array(queries, np.float32)
     at = np.broadcast_to(np.arange(total.shape[1]), total.shape)
     rows = np.array(keys, np.float32)
-    return HeldTokens(at, total, seen, total.shape[1], lambda: rows)
+    return HeldTokens(at, total, seen, total.shape[1], lambda: rows, lambda: rows)
 
 
 def evicting(policy: Policy, granularity: Granularity = "head", budget: int = BUDGET) -> EvictingStore:
@@ -84,6 +87,7 @@ def test_columns_are_in_no_order(policy: Policy) -> None:
         held.queries[:, mixed],
         held.end,
         lambda: held.read_keys()[:, mixed],
+        lambda: held.read_values()[:, mixed],
     )
     scores, shuffled = policy.score(held), policy.score(again)
     np.testing.assert_allclose(scores[:, mixed], shuffled, rtol=1e-5, atol=1e-6)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 
 import pytest
-from planned import KIB, plan
+from planned import KIB, ask, plan
 from tiny_models import WRITERS
 
 from runner.config import KvModeConfig
@@ -20,7 +20,7 @@ from runner.engine.weights import Weights
 from runner.planning.model.gguf_header import from_gguf
 from runner.planning.model.profile import ModelProfile
 from runner.planning.plan import DryRun, Plan
-from runner.planning.resolve import with_dry_run
+from runner.planning.resolve import resolve, with_dry_run
 from runner.planning.sequences import sequences_needed
 
 BLOCKS = {
@@ -132,3 +132,40 @@ def test_tiny(tmp_path: Path, arch: str) -> None:
 def test_blocks_of_large_models(tmp_path: Path, arch: str) -> None:
     sparse = WRITERS[arch](tmp_path / f"{arch}.gguf", sparse=True, vocabulary=32_000, **BLOCKS[arch])
     agrees(sparse, 48)
+
+
+def evicting(profile: ModelProfile, count: int) -> list[Plan]:
+    """Plans whose cells and micro-batches are an eviction mode's, some of which want rows of logits."""
+    policies, types = (
+        ("h2o", "window", "keydiff"),
+        ("f16",) if profile.arch == "deepseek2" else ("f16", "q8_0"),
+    )
+    every = list(product(policies, types, (16, 64, 256), (600, 4096), (1, 8), (0, 128), (False, True)))
+    plans = []
+    for policy, k, chunk, cells, workers, outputs, documents in random.Random(profile.arch).sample(
+        every, count
+    ):
+        mode = KvModeConfig(policy=policy, k=k, chunk=chunk, budget=cells)  # type: ignore[arg-type]
+        n_seq_max = sequences_needed(workers, 1, documents=documents, sliding=profile.sliding_window > 0)
+        request = ask(
+            replace(profile, n_ctx_train=32_768), prefix=6000, workers=workers, documents=documents, kv_mode=mode,
+            flash_attn=mode.needs != "attention", n_seq_max=n_seq_max,
+        )  # fmt: skip
+        demand = replace(request.demand, outputs=min(outputs, chunk))
+        plans.append(resolve(replace(request, demand=demand)))
+    return plans
+
+
+@pytest.mark.parametrize("arch", ["deepseek2", "lfm2", "llama", "qwen35moe"])
+def test_eviction(tmp_path: Path, arch: str) -> None:
+    """As above; the rows of the output buffer that a context only gets later are added to what it logs."""
+    sparse = WRITERS[arch](tmp_path / f"{arch}.gguf", sparse=True, vocabulary=32_000, **BLOCKS[arch])
+    with engine(sparse) as engine_:
+        for made in evicting(from_gguf(sparse), 24):
+            asked = engine_.ask(made)
+            exact = with_dry_run(made, asked)
+            assert (asked.cells, asked.kv_bytes, asked.recurrent_bytes) == (
+                made.cells, made.kv_bytes, made.recurrent_bytes
+            )  # fmt: skip
+            most = (1.5 if arch == "deepseek2" else 1.2) * exact.compute_bytes
+            assert exact.compute_bytes <= made.compute_bytes <= most, made

@@ -158,16 +158,18 @@ def test_what_a_person_sees(tmp_path: Path) -> None:
     with Jobs(tmp_path) as jobs:
         jobs.add(F16, [1.0, 2.0], votes, reference=[1.0, 2.0], kl=0.0)
         jobs.add(WINDOW, [1.25, 2.5], [("1", 1.0), ("1", 0.5)], reference=[1.0, 2.0], kl=0.5)
-    console = Console(width=160, file=io.StringIO())
+    console = Console(width=80, file=io.StringIO())
     with console.capture() as captured:
         console.print(shown(leaderboard(load(tmp_path))))
     text = captured.get()
     for part in (
-        "+0.3750 [+0.2500, +0.5000]",
-        "0.50 [0.00, 1.00]",
+        "+0.375",
+        "+0.250 +0.500",
+        "0.00 1.00",
         "0.001",
         "window",
+        "2.0 MiB",
         "512",
-        "2 texts, 2 prompts",
+        "2 texts and 2 prompts",
     ):
         assert part in text, text
