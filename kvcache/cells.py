@@ -95,17 +95,12 @@ class CellTable:
         cells = np.flatnonzero((self.owners == pattern).all(axis=0) & (self.nominal != FREE))
         return cells[np.argsort(self.nominal[cells], kind="stable")]
 
-    def younger(self, position: int) -> Ints:
-        """The cells whose nominal position is after ``position``."""
-        return np.flatnonzero(self.nominal > max(position, FREE))
-
-    def seen_by(self, sequences: Ints, positions: Ints, distance: int = 0) -> Floats:
-        """How many of these queries see each cell: those of an owner, from ``distance`` behind it on.
+    def seen_by(self, sequences: Ints, positions: Ints) -> Floats:
+        """How many of these queries see each cell: those of an owner, from its nominal position on.
 
         Args:
             sequences: ``[n_query]``, whose they are.
             positions: ``[n_query]``, where they stand.
-            distance: in nominal positions.
 
         Returns:
             float32 ``[n_cells]``.
@@ -113,7 +108,7 @@ class CellTable:
         counts = np.zeros(len(self.nominal), np.float32)
         for sequence in np.unique(sequences):
             at = np.sort(positions[sequences == sequence])
-            seen = len(at) - np.searchsorted(at, self.nominal + distance, side="left")
+            seen = len(at) - np.searchsorted(at, self.nominal, side="left")
             counts += np.where(self.owners[sequence], seen, 0)
         return counts
 

@@ -231,6 +231,11 @@ class KvModeConfig:
         return POLICIES[self.policy].needs if self.evicts else "nothing"
 
     @property
+    def reads_values(self) -> bool:
+        """Whether the policy looks at V."""
+        return self.evicts and POLICIES[self.policy].reads_values
+
+    @property
     def selector(self) -> Selector:
         """What stays, by score."""
         return Selector(self.sinks, self.recent, self.pool)

@@ -98,7 +98,7 @@ def job(*overrides: str, model: str = "llama31_8b") -> JobConfig:
 
 
 def again(config: JobConfig, tokens: int = 2000, **known: Any) -> Plan:
-    """The plan of a job whose longest prompt has ``tokens``, on the machine that it declares; ``known`` of its workload."""
+    """The plan of a job whose longest prompt has ``tokens``, on the machine that it declares."""
     assert config.model.profile is not None
     profile = from_config(config.model.profile)
     hardware = probe(config.hardware, can_offload=True, machine=Machine(threads=4))

@@ -6,7 +6,7 @@ import io
 import resource
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,6 +27,7 @@ from runner.config import (
     TextsConfig,
 )
 from runner.engine.context import Context, ContextParams
+from runner.engine.eviction_log import EvictionRound
 from runner.engine.scoring import score_rows
 from runner.engine.weights import Weights
 from runner.errors import Interrupted, OutputError, PromptError
@@ -38,7 +39,7 @@ from runner.scoring.measure import measure
 from runner.scoring.references import ReferenceKey, References
 from runner.scoring.texts import prepare
 from runner.session import Session
-from runner.tables import load
+from runner.tables import SCHEMAS, load
 
 KEY = ReferenceKey("digest", (1, 2, 3), 1, flash_attn=True, n_ubatch=64, n_threads=2)
 
@@ -180,7 +181,6 @@ def test_what_scoring_leaves_in_the_tables(swept: tuple[Path, str]) -> None:
     f16, window = scores[scores["kv_mode"] == "f16"], scores[scores["kv_mode"] == "window"]
     assert (f16["kl_to_reference"] <= f16["floor_kl"]).all() and (f16["top1_agreement"] >= 0.95).all()
     assert (window["kl_to_reference"] > 3 * window["floor_kl"]).all()
-    assert (window["nll"] > window["nll_reference"]).mean() > 0.5
     assert sorted(window.groupby("budget_cells").size().items()) == [(64, 2), (96, 2)]
     texts = t.prompts[t.prompts["kind"] == "score"].merge(scores, on=["job_id", "prompt_id"])
     assert len(texts) == 6 and (texts["tokens_sent"] == texts["text_tokens"]).all()
@@ -190,6 +190,8 @@ def test_what_scoring_leaves_in_the_tables(swept: tuple[Path, str]) -> None:
 def test_what_evictions_leave_in_the_tables(swept: tuple[Path, str]) -> None:
     t = load(swept[0])
     rounds = t.evictions.merge(t.plans[["job_id", "kv_mode", "budget_cells"]], on="job_id")
+    columns = {field.name for field in fields(EvictionRound)}
+    assert columns == set(SCHEMAS["evictions"].names) - {"job_id", "prompt_id"}
     assert set(rounds["kv_mode"]) == {"window"}
     assert (rounds["kept_cells"] == rounds["budget_cells"]).all() and (rounds["dropped_cells"] > 0).all()
     of_text = rounds[rounds["prompt_id"].str.startswith("text-")]

@@ -9,6 +9,7 @@ from kvcache.policies.base import Floats, HeldTokens, Needs, Policy
 from kvcache.policies.h2o import H2O
 from kvcache.policies.keydiff import KeyDiff
 from kvcache.policies.mean import MeanAttention
+from kvcache.policies.peak import PeakAttention
 from kvcache.policies.snapkv import SnapKV
 from kvcache.policies.tova import TOVA
 from kvcache.policies.window import Window
@@ -18,6 +19,7 @@ __all__ = ["POLICIES", "Floats", "HeldTokens", "Needs", "Policy", "check_policy"
 POLICIES: dict[str, type[Policy]] = {
     "window": Window,
     "h2o": H2O,
+    "peak": PeakAttention,
     "mean": MeanAttention,
     "snapkv": SnapKV,
     "tova": TOVA,

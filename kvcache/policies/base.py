@@ -37,8 +37,8 @@ class HeldTokens:
         end: the position that the next token will have.
         read_keys: the K rows as float32 ``[n_head_kv, n_cells, head_dim]``; only to be called by a policy that
             needs keys.
-        read_values: the V rows as float32 ``[n_head_kv, n_cells, head_dim]``; only of a cache that keeps V, and
-            not of a quantised one.
+        read_values: the V rows as float32 ``[n_head_kv, n_cells, head_dim]``; None where the cache keeps no V
+            beside K (MLA).
     """
 
     positions: Ints
@@ -46,7 +46,7 @@ class HeldTokens:
     queries: Floats
     end: int
     read_keys: Callable[[], Floats]
-    read_values: Callable[[], Floats]
+    read_values: Callable[[], Floats] | None
 
 
 class Policy(ABC):
@@ -56,15 +56,15 @@ class Policy(ABC):
         needs: ``attention`` excludes flash attention, whose graph has no probabilities; ``keys`` reads K.
         decay: what is left of mass and queries from one eviction to the next.
         observed: how many queries of a chunk of prefill are observed, the last ones; None is all of them.
-        distance: how many tokens back a token must lie for a query's look at it to count.
+        reads_values: whether it looks at V where there is one.
         moment: to which power each probability is summed: 1 is attention's mass, 2 weighs peaks.
     """
 
     needs: ClassVar[Needs]
+    reads_values: ClassVar[bool] = False
     moment: ClassVar[int] = 1
     decay: float = 1.0
     observed: float | None = None
-    distance: float = 0
 
     def __post_init__(self) -> None:
         """Check the options.

@@ -91,8 +91,7 @@ class CacheLayer:
 
     def values(self, cells: Ints) -> Floats:
         """V of these cells as float32 ``[n_head_kv, n_cells, head_dim_v]``, which may not be quantised."""
-        if self.v is None:
-            raise LookupError("this model keeps no V beside K")
+        assert self.v is not None  # a caller asks for the V of a layer that keeps one
         if self.transposed:
             _, columns = self._columns()
             picked = np.ascontiguousarray(columns[:, :, cells].transpose(0, 2, 1)).view(np.uint8)

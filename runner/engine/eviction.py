@@ -23,7 +23,7 @@ from runner.engine.bindings import lib
 from runner.engine.cache_layer import CacheLayer
 from runner.engine.context import Context, ContextParams, Logits, Phase
 from runner.engine.eviction_log import EvictionLog, EvictionRound
-from runner.engine.tap import CacheTap, Observed, OnWrite
+from runner.engine.tap import CacheTap, OnWrite
 from runner.engine.weights import Weights
 from runner.errors import EngineError
 from runner.planning.model.profile import Layer
@@ -109,16 +109,14 @@ class EvictingContext(Context):
         owners, at = np.asarray(sequences), np.asarray(positions)
         alone = n > 1 and owners[0] == owners[-1]
         skip = max(n - int(policy.observed), 0) if alone and policy.observed is not None else 0
-        distance = int(policy.distance)
         if self.tap is not None:
-            near = self.table.younger(int(at.min()) - distance) if distance else np.empty(0, np.int64)
-            self.tap.begin(Observed(at, skip, distance, near, self.table.nominal[near]))
+            self.tap.begin(skip)
         logits = super().decode(tokens, positions, sequences, outputs)
         # Without heads to move nothing depends on which cell it really is.
         cells = self.tap.cells(n) if self.tap is not None and self._rows else self.table.free(n)
         self.table.write(cells, at, owners)
         if self.tap is not None and policy.needs == "attention":
-            self.table.observe(self.tap.mass, self.table.seen_by(owners[skip:], at[skip:], distance))
+            self.table.observe(self.tap.mass, self.table.seen_by(owners[skip:], at[skip:]))
         return logits
 
     def clear(self) -> None:
@@ -224,7 +222,7 @@ class EvictingContext(Context):
                 queries=table.queries[rows][:, cells],
                 end=end,
                 read_keys=_nothing if layer is None else partial(layer.keys, cells),
-                read_values=_nothing if layer is None else partial(layer.values, cells),
+                read_values=None if layer is None or layer.v is None else partial(layer.values, cells),
             )
 
         if not self._rows:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import ctypes
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -86,25 +85,6 @@ def _base(tensor: Tensor) -> tuple[int, Tensor]:
     return address, tensor
 
 
-@dataclass(frozen=True)
-class Observed:
-    """Which queries of a batch are observed, and what of.
-
-    Attributes:
-        positions: of the batch's tokens.
-        skip: the first queries of the batch that are not observed.
-        distance: how far back a token must lie for a query's look at it to count; 0 counts all.
-        cells: those written before that lie nearer to the first query.
-        cell_positions: theirs.
-    """
-
-    positions: Ints = field(default_factory=lambda: np.empty(0, np.int64))
-    skip: int = 0
-    distance: int = 0
-    cells: Ints = field(default_factory=lambda: np.empty(0, np.int64))
-    cell_positions: Ints = field(default_factory=lambda: np.empty(0, np.int64))
-
-
 class CacheTap:
     """A context's callback: finds the K and V tensors, the cells of new tokens and, if asked, attention's mass.
 
@@ -137,14 +117,13 @@ class CacheTap:
         self._rows, self._first = dict(rows), min(rows, default=-1)
         self._moment, self._on_write = moment, on_write
         self._cells: list[Ints] = []
-        self._batch = Observed()
-        self._near: tuple[Ints, Floats] | None = None
+        self._skip = 0
         self._set_rows, self._soft_max = op_number("SET_ROWS"), op_number("SOFT_MAX")
 
-    def begin(self, batch: Observed) -> None:
-        """A new batch, of whose queries these are observed."""
+    def begin(self, skip: int = 0) -> None:
+        """A new batch, whose first ``skip`` queries are not observed."""
         self._cells.clear()
-        self._batch, self._near = batch, None
+        self._skip = skip
         self.mass[:] = 0
 
     def cells(self, n_tokens: int) -> Ints:
@@ -205,29 +184,18 @@ class CacheTap:
             return rows is not None
         n_cells, n_query, n_head = tensor.ne[0], tensor.ne[1], tensor.ne[2]
         p = read_bytes(address).view(np.float32).reshape(n_head, n_query, n_cells)
-        mass = self._summed(p[:, self._batch.skip :])
+        mass = self._summed(p[:, self._skip :])
         n_head_kv = rows.stop - rows.start
         self.mass[rows, :n_cells] += mass.reshape(n_head_kv, n_head // n_head_kv, n_cells).sum(axis=1)
         return True
 
     def _summed(self, p: Floats) -> Floats:
         """Over the queries: ``[n_head, n_query, n_cells]`` to ``[n_head, n_cells]``."""
+        if p.shape[1] == 1:
+            return p[:, 0] ** self._moment
         if self._moment == 2:
-            total = np.einsum("hqc,hqc->hc", p, p) if p.shape[1] > 1 else p[:, 0] ** 2
-        else:
-            total = p.sum(axis=1) if p.shape[1] > 1 else p[:, 0].copy()
-        if self._batch.distance:
-            cells, near = self._too_near()
-            close = p[:, :, cells] ** self._moment
-            total[:, cells] -= np.einsum("hqc,qc->hc", close, near)
+            # One pass, without the squares in memory.
+            squares: Floats = np.einsum("hqc,hqc->hc", p, p)
+            return squares
+        total: Floats = (p if self._moment == 1 else p**self._moment).sum(axis=1)
         return total
-
-    def _too_near(self) -> tuple[Ints, Floats]:
-        """Cells that some query is too near to, and which is: float32 ``[n_query, n]`` of 0 and 1."""
-        if self._near is None:
-            batch = self._batch
-            cells = np.concatenate([batch.cells, self._cells[0]])
-            at = np.concatenate([batch.cell_positions, batch.positions])
-            near = batch.positions[batch.skip :, None] - at < batch.distance
-            self._near = cells, near.astype(np.float32)
-        return self._near

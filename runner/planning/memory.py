@@ -258,6 +258,9 @@ def eviction_bytes(
     if mode.needs == "keys":
         # As they are, of unit length, and their products with the mean.
         size += 3 * _FLOAT * cells * _widest_k(profile)
+    if mode.reads_values:
+        # As they are and their distances, of one layer.
+        size += 2 * _FLOAT * cells * _widest_v(profile)
     if on_card and looks:
         row = (profile.row_bytes(layer, mode.k, mode.v, flash_attn=flash_attn) for layer, _ in full)
         size += cells * max(row, default=0)

@@ -23,7 +23,7 @@ from runner.planning.resolve import climbs
 _SMALL_UBATCH = 64
 _WIDE = ("f32", "f16", "bf16")
 _POLICIES = {
-    "mean": "what is looked at the least is forgotten",
+    "peak": "what is looked at the least is forgotten",
     "keydiff": "what stands out the least is forgotten",
 }
 """What evicts best, and what evicts where a quantised V or flash attention stays."""

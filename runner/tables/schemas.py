@@ -251,11 +251,6 @@ EVICTIONS = _schema(
     _PROMPT_ID,
     ("step", "int!", "Number of the round, from 0; a policy evicts after every chunk and every interval"),
     ("phase", "str", "prefill or decode"),
-    (
-        "chunk",
-        "int",
-        "Number of the chunk of prefill after which the round came, from 0; null while decoding",
-    ),
     ("position", "int", "True position in the text that was reached"),
     ("kept_cells", "int", "Cells of the prompt and a worker's answer that stay"),
     ("dropped_cells", "int", "Cells that were freed"),

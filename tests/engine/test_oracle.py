@@ -24,7 +24,7 @@ from runner.engine.weights import Weights
 from runner.planning.model.gguf_header import from_gguf
 from runner.planning.model.profile import Layer
 
-BUDGET, CHUNK, TEXT = 192, 64, 640
+BUDGET, CHUNK, TEXT = 128, 64, 384
 TOLERANCE = 5e-3
 """Of the largest output. The engine multiplies the f16 cells with f16 queries and probabilities, the oracle with
 float64; a token at the edge of the budget may then be another one, too."""
@@ -66,7 +66,14 @@ def _floats(address: int) -> Array:
 
 @pytest.mark.parametrize(
     ("policy", "granularity"),
-    [("h2o", "head"), ("mean", "layer"), ("snapkv", "head"), ("h2o", "token"), ("keydiff", "head")],
+    [
+        ("peak", "head"),
+        ("h2o", "head"),
+        ("mean", "layer"),
+        ("snapkv", "head"),
+        ("h2o", "token"),
+        ("keydiff", "head"),
+    ],
 )
 def test_attention_over_the_evicted_cache(
     smol: Weights, monkeypatch: pytest.MonkeyPatch, policy: str, granularity: Granularity

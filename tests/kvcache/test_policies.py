@@ -80,6 +80,8 @@ def test_tokens_that_nobody_looked_at_have_scores_too(policy: Policy, n_cells: i
 
 def test_columns_are_in_no_order(policy: Policy) -> None:
     held = held_tokens(policy)
+    assert held.read_values is not None
+    values = held.read_values()
     mixed = np.random.default_rng(1).permutation(40)
     again = HeldTokens(
         held.positions[:, mixed],
@@ -87,7 +89,7 @@ def test_columns_are_in_no_order(policy: Policy) -> None:
         held.queries[:, mixed],
         held.end,
         lambda: held.read_keys()[:, mixed],
-        lambda: held.read_values()[:, mixed],
+        lambda: values[:, mixed],
     )
     scores, shuffled = policy.score(held), policy.score(again)
     np.testing.assert_allclose(scores[:, mixed], shuffled, rtol=1e-5, atol=1e-6)
@@ -297,6 +299,31 @@ def test_snapkv_asks_the_last_queries_of_the_chunk() -> None:
     np.testing.assert_allclose(store.scores(), got / queries, rtol=1e-5)
 
 
+def test_one_hard_look_outweighs_many_faint_ones() -> None:
+    """The same mass over 16 queries: as 0.8 once, or as 0.05 every time."""
+    probabilities = np.zeros((1, 16, 17), np.float32)
+    probabilities[0, 5, 0], probabilities[0, :, 1] = 0.8, 0.05
+    seen = {}
+    for name in ("h2o", "peak"):
+        store = evicting(make_policy(name, {}))
+        rng = np.random.default_rng(0)
+        keys, values = rng.standard_normal((2, 17, SHAPE.n_head_kv, SHAPE.head_dim_k)).astype(np.float32)
+        store.write(np.arange(17), keys, values[..., : SHAPE.head_dim_v])
+        store.observe(np.repeat(probabilities, SHAPE.n_head_kv, axis=0), np.arange(1, 17))
+        seen[name] = store.table.mass[0, :2]
+    np.testing.assert_allclose(seen["h2o"], [0.8, 0.8], rtol=1e-5)
+    np.testing.assert_allclose(seen["peak"], [0.64, 0.04], rtol=1e-5)
+
+
+def test_peak_lets_a_token_go_whose_value_is_what_the_head_puts_out_anyway() -> None:
+    got, queries = [[1.0, 1.0, 1.0, 1.0]], [[8.0] * 4]
+    held = tokens(got, queries, keys=[[[1, 0], [1, 0.1], [1, -0.1], [-9, 4]]])
+    policy = make_policy("peak", {"prior": 0})
+    assert best(policy, held)[0] == 3
+    without_values = replace(held, read_values=None)
+    np.testing.assert_allclose(policy.score(without_values), np.full((1, 4), 0.125), rtol=1e-6)
+
+
 def test_tova_asks_one_query() -> None:
     script, store = text(16), evicting(make_policy("tova", {}), budget=12)
     step(store, script, np.arange(0, 8))
@@ -334,4 +361,4 @@ def test_window_is_recency() -> None:
 def test_window_needs_nothing() -> None:
     assert POLICIES["window"].needs == "nothing"
     assert POLICIES["keydiff"].needs == "keys"
-    assert {POLICIES[name].needs for name in ("h2o", "mean", "snapkv", "tova")} == {"attention"}
+    assert {POLICIES[name].needs for name in ("h2o", "peak", "mean", "snapkv", "tova")} == {"attention"}

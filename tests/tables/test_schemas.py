@@ -15,7 +15,7 @@ PROMISED = {
     "votes": "rule winner votes workers margin agreement tie abstained correct",
     "growth": "prompt_id step turn action from_window to_window session_tokens occupancy decode_tok_s "
     "needed_bytes available_bytes reprefill_tokens reprefill_s reason",
-    "evictions": "step phase chunk position kept_cells dropped_cells oldest_kept oldest_kept_median score_q10 "
+    "evictions": "step phase position kept_cells dropped_cells oldest_kept oldest_kept_median score_q10 "
     "score_q50 score_q90 turnover turnover_min turnover_max frozen",
     "scores": "tokens nll ppl kl_to_reference top1_agreement",
     "traces": "phase t_s rss_bytes vram_bytes kv_cells_used kv_bytes active_sequences tok_s",
