@@ -23,7 +23,8 @@ class EvictionRound:
     Attributes:
         step: number of the round in its context.
         phase: of the prompt or of its answers.
-        position: the true position that the text had reached.
+        chunk_tokens: what the text has gone on by since the round before.
+        position: the true position that it had reached.
         kept_cells, dropped_cells: of the sequence, or of one worker's view where there are several.
         oldest_kept, oldest_kept_median: the smallest true position kept that is no sink: over all heads, and of
             the median head.
@@ -36,6 +37,7 @@ class EvictionRound:
 
     step: int
     phase: Literal["prefill", "decode"]
+    chunk_tokens: int
     position: int
     kept_cells: int
     dropped_cells: int
@@ -103,6 +105,7 @@ class EvictionLog:
             EvictionRound(
                 step=self._step,
                 phase=phase,
+                chunk_tokens=came,
                 position=end,
                 kept_cells=min(self._budget, before),
                 dropped_cells=max(before - self._budget, 0),

@@ -14,7 +14,7 @@ Tokens = npt.NDArray[np.int32]
 
 def score_rows(
     context: Context, tokens: Sequence[int], first: int, *, outputs: int
-) -> Iterator[tuple[Logits, Tokens]]:
+) -> Iterator[tuple[int, Logits, Tokens]]:
     """Logits for the tokens from index ``first`` on, as the text goes through the context, which is cleared.
 
     Where the context evicts it does so after every chunk, those of scored tokens too, as it would in a prompt.
@@ -26,8 +26,8 @@ def score_rows(
         outputs: how many rows of logits a batch may have.
 
     Yields:
-        float32 ``[n, n_vocab]``, each row the prediction of one of the tokens beside it, int32 ``[n]``. The rows
-        are a view that the next step overwrites.
+        After every batch how many tokens have been read; rows float32 ``[n, n_vocab]``, none where nothing is
+        scored yet; and the token that each row predicts, int32 ``[n]``. The next step overwrites the rows.
 
     Raises:
         EngineError: llama.cpp failed.
@@ -41,9 +41,8 @@ def score_rows(
         end = min(at + room, len(tokens), first - 1 if at < first - 1 else at + outputs)
         wanted = at >= first - 1
         logits = context.decode(tokens[at:end], range(at, end), [0] * (end - at), [wanted] * (end - at))
-        if wanted:
-            targets = np.asarray(tokens[at + 1 : end + 1], np.int32)
-            yield logits[: len(targets)], targets
+        targets = np.asarray(tokens[at + 1 : end + 1] if wanted else (), np.int32)
+        yield end, logits[: len(targets)], targets
         in_chunk += end - at
         at = end
         if context.chunk and (in_chunk == context.chunk or at == len(tokens)):

@@ -12,13 +12,13 @@ from runner.engine.eviction import EvictingContext, Eviction
 from runner.engine.weights import Weights
 from runner.planning.model.profile import ModelProfile
 
-_PREFIX, _STEPS = 1000, 48
+_PREFIX, _STEPS = 512, 32
 
 
 def tap_ratio(weights: Weights, profile: ModelProfile, params: ContextParams, workers: int) -> float:
     """Seconds of decode that are observed over those of the same graph that are not.
 
-    ``workers`` sequences go on from a shared prefix of 1,000 tokens; nothing is evicted.
+    ``workers`` sequences go on from a shared prefix of 512 tokens; nothing is evicted.
 
     Args:
         weights: the model.

@@ -173,10 +173,10 @@ class Scorer:
             piece = next(rows, None)
             if piece is None:
                 return
-            reached = max(reached, text.first) + len(piece[1])
+            reached, logits, predicted = piece
             p.tok_s = (reached - before) / max(time.monotonic() - began, 1e-9)
             p.cells_used = context.cells_used if isinstance(context, EvictingContext) else reached
-            yield piece
+            yield logits, predicted
 
     # -- what a text is compared with -------------------------------------------------------------------------
 

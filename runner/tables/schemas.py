@@ -251,6 +251,7 @@ EVICTIONS = _schema(
     _PROMPT_ID,
     ("step", "int!", "Number of the round, from 0; a policy evicts after every chunk and every interval"),
     ("phase", "str", "prefill or decode"),
+    ("chunk_tokens", "int", "What the text has gone on by since the round before"),
     ("position", "int", "True position in the text that was reached"),
     ("kept_cells", "int", "Cells of the prompt and a worker's answer that stay"),
     ("dropped_cells", "int", "Cells that were freed"),
