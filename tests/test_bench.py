@@ -19,6 +19,7 @@ def test_it_measures_and_remembers(tmp_path: Path, smollm2: Path) -> None:
     ratios = json.loads(written.read_text())
     assert set(ratios) == {
         "shared_vs_isolated", "decode_ratio", "fa_total_ratio", "fa_prefill_ratio", "fa_decode_ratio",
+        "tap_ratio_1", "tap_ratio_8",
     }  # fmt: skip
     assert ratios["shared_vs_isolated"] > 1 and all(ratio > 0 for ratio in ratios.values())
     assert "shared_vs_isolated" in done.stdout
