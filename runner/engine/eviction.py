@@ -15,6 +15,7 @@ from typing import Literal
 
 import numpy as np
 
+from kvcache.budget import padded_cells
 from kvcache.cells import CellTable
 from kvcache.policies import Floats, HeldTokens, Policy
 from kvcache.policies.base import Ints
@@ -82,6 +83,7 @@ class EvictingContext(Context):
         self.chunk, self.interval = eviction.chunk, eviction.interval
         self._log = EvictionLog(eviction.selector, eviction.budget)
         self._layers = list(layers)
+        n_cells = padded_cells(params.n_ctx)
         self._rows: dict[int, slice] = {}
         row = 0
         for block, layer in layers if eviction.policy.needs != "nothing" else ():
@@ -91,8 +93,8 @@ class EvictingContext(Context):
         self.tap: CacheTap | None = None
         if self._rows or on_write is not None:
             moment = eviction.policy.moment if looks else 0
-            self.tap = CacheTap(self._rows, params.n_ctx, moment=moment, on_write=on_write)
-        self.table = CellTable(params.n_ctx, params.n_seq_max, max(row, 1))
+            self.tap = CacheTap(self._rows, n_cells, moment=moment, on_write=on_write)
+        self.table = CellTable(n_cells, params.n_seq_max, max(row, 1))
         super().__init__(weights, params, self.tap)
 
     # -- what a context does, with the table kept -------------------------------------------------------------
