@@ -48,7 +48,7 @@ class Eviction:
     layer_weights: tuple[float, ...] = ()
 
     @property
-    def shared(self) -> bool:
+    def alike(self) -> bool:
         """Whether all layers and heads keep the same tokens, so that nothing needs to be moved."""
         return self.granularity == "token" or self.policy.needs == "nothing"
 
@@ -244,7 +244,7 @@ class EvictingContext(Context):
 
     def _keep(self, cells: Ints, keep: Mask, count: int) -> None:
         """Let each row keep its own of ``cells``, which are in the order of nominal positions."""
-        if self.eviction.shared:
+        if self.eviction.alike:
             stay = keep[0]
         else:
             stay = np.arange(len(cells)) >= len(cells) - count

@@ -309,12 +309,12 @@ def test_what_evicts_goes_with_the_types_of_the_cells() -> None:
     """A quantised V keeps flash attention, and with it every policy away that looks at attention."""
     _, _, steps = refused(*CARD, tokens=60_000)
     [only] = [step for step in steps if step.override.startswith("kv_mode.policy")]
-    assert only.override.startswith("kv_mode.policy=mean"), "the other is worth a word where it is needed"
+    assert only.override.startswith("kv_mode.policy=peak"), "the other is worth a word where it is needed"
     _, _, steps = refused(*LONG, tokens=120_000)
     assert {"kv_mode.v=q8_0", "kv_mode.policy=keydiff"} < set(sufficient(steps))
     _, _, steps = refused(*LONG, "kv_mode.v=q8_0", tokens=120_000)
     assert sufficient(steps)[-2] == "kv_mode.policy=keydiff"
-    assert not [step for step in steps if step.override.startswith("kv_mode.policy=mean")]
+    assert not [step for step in steps if step.override.startswith("kv_mode.policy=peak")]
 
 
 def test_what_the_ladder_proposes_is_the_option_that_is_named_after_it() -> None:
