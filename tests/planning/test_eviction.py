@@ -80,7 +80,7 @@ def test_a_share_is_rounded_up(value: float, cells: int) -> None:
 @pytest.mark.parametrize(
     ("mode", "said"),
     [
-        ({"policy": "h20"}, "there are none, window, h2o, mean, snapkv, tova, keydiff"),
+        ({"policy": "h20"}, "there are none, window, h2o, peak, mean, snapkv, tova, keydiff"),
         ({"policy": "h2o", "options": {"decoy": 0.5}}, "no option 'decoy'; it has decay, grace"),
         ({"policy": "keydiff", "options": {"decay": 1.0}}, "no option 'decay'; it has none; kv_mode=keydiff"),
         ({"policy": "h2o", "options": {"decay": 1.1}}, "decay=1.1 is too much"),
