@@ -32,12 +32,12 @@ def long_talk(turns: int = 8) -> list[dict[str, str]]:
     ]
 
 
-@pytest.mark.parametrize(("flash_attn", "most"), [(False, 1e-9), (True, 1e-3)])
+@pytest.mark.parametrize(("flash_attn", "most"), [(False, 1e-9), (True, 2e-3)])
 def test_growth_keeps_what_the_model_thinks(flash_attn: bool, most: float, smol: Weights) -> None:
     """After a growth the next token's distribution is that of a window that was large from the start.
 
     llama.cpp's flash attention adds f16 values up in f16 on the CPU, so that where a batch ends shows in the
-    third digit; without it nothing does.
+    third digit (at most 6e-4 nats on a processor with AVX2, 1.3e-3 on one with AVX-512); without it nothing does.
     """
     said = conversation(long_talk(), document=STORY)
     grown = talk(Desk(smol, n_ubatch=512, flash_attn=flash_attn), said)
