@@ -25,7 +25,7 @@ TINY = ("prompts.items=[Why?]", "sampling.max_tokens=2", "swarm_size=1")
         ("modle=smollm2", ("modle", "did you mean model", "prompts")),
         ("sampling.temprature=1", ("sampling.temprature", "did you mean temperature", "top_k")),
         ("kv_mode=h3o", ("kv_mode=h3o", "did you mean h2o", "fp8_window", "snapkv")),
-        ("kv_mode.policy=nix", ("kv_mode.policy='nix'", "there are none, window, h2o, mean")),
+        ("kv_mode.policy=nix", ("kv_mode.policy='nix'", "there are none, window, h2o, peak, mean")),
         ("kv_mode.budget=0", ("kv_mode.budget=0: give a whole number of cells, at least 1, or a share",)),
         ("kv_mode.chunk=8", ("kv_mode.chunk=8", "greater than or equal to 16")),
         ("kv_mode.granularity=cell", ("kv_mode.granularity='cell'", "'head', 'layer' or 'token'")),

@@ -212,11 +212,11 @@ def test_what_a_person_sees_of_a_sweep(swept: tuple[Path, str]) -> None:
     assert board.index("f16") < board.index("96") < board.index("64")
 
 
-@pytest.mark.parametrize("batches", [0, 1])
+@pytest.mark.parametrize(("batches", "cut"), [(0, []), (3, []), (6, [("interrupted", 32, 32)])])
 def test_an_interrupted_text_is_a_row_that_says_so(
-    batches: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    batches: int, cut: list[tuple[str, int, int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ctrl-C when the first text's row is written and so many batches of the second are scored."""
+    """Ctrl-C when the first text's row is written and so many batches of the second are read, the sixth a scored one."""
     asked_since = []
 
     def pressed() -> bool:
@@ -243,7 +243,7 @@ def test_an_interrupted_text_is_a_row_that_says_so(
     t = load(tmp_path)
     assert t.jobs["status"].tolist() == ["interrupted"]
     rows = list(zip(t.scores["status"], t.scores["tokens"], map(len, t.scores["token_nll"]), strict=True))
-    assert rows == [("ok", 40, 40), ("interrupted", 32, 32)][: 1 + batches]
+    assert rows == [("ok", 40, 40), *cut]
     assert t.scores["kl_to_reference"].isna().all()
     assert set(t.scores["reference"]) == {"none: scoring.reference=false"}
 
