@@ -216,7 +216,7 @@ def test_what_a_person_sees_of_a_sweep(swept: tuple[Path, str]) -> None:
 def test_an_interrupted_text_is_a_row_that_says_so(
     batches: int, cut: list[tuple[str, int, int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ctrl-C when the first text's row is written and so many batches of the second are read, the sixth a scored one."""
+    """Ctrl-C when the first text has its row and so many batches of the second are read; the sixth is scored."""
     asked_since = []
 
     def pressed() -> bool:
