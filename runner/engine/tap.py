@@ -49,7 +49,7 @@ def op_number(name: str) -> int:
     return number
 
 
-_OP_OFFSET = Tensor.op.offset
+_OP_OFFSET, _VIEW_OFFSET = Tensor.op.offset, Tensor.view_src.offset
 _CACHE = re.compile(r"cache_([kv])_l(\d+)")
 _SCORES = b"kq_soft_max-"
 
@@ -116,6 +116,7 @@ class CacheTap:
         self.mass: Floats = np.zeros((max((r.stop for r in rows.values()), default=0), n_cells), np.float32)
         self._rows, self._first = dict(rows), min(rows, default=-1)
         self._moment, self._on_write = moment, on_write
+        self._known: dict[int, tuple[str, int]] = {}
         self._cells: list[Ints] = []
         self._skip = 0
         self._set_rows, self._soft_max = op_number("SET_ROWS"), op_number("SOFT_MAX")
@@ -150,20 +151,32 @@ class CacheTap:
         return not ask
 
     def _write(self, address: int, ask: bool) -> bool:
-        tensor = Tensor.from_address(address)
-        base_address, base = _base(tensor)
-        match = _CACHE.fullmatch(base.name.decode())
-        if match is None:
+        # A view points at the tensor that it is a view of in the end; a cache tensor lives as long as its context.
+        written = self._known.get(ctypes.c_void_p.from_address(address + _VIEW_OFFSET).value or 0)
+        written = written or self._find(address)
+        if written is None:
             return not ask
-        kind, layer = match[1], int(match[2])
+        if ask and self._on_write is None and written != ("k", self._first):
+            return False
+        kind, layer = written
+        tensor = Tensor.from_address(address)
+        cells = self._indices(tensor, _base(tensor)[1], kind)
         if not ask:
             assert self._on_write is not None  # else the tensor was not asked for
-            self._on_write(kind, layer, self._indices(tensor, base, kind))
-            return True
-        self.tensors[kind, layer] = base_address
-        if kind == "k" and layer == self._first:
-            self._cells.append(self._indices(tensor, base, kind).copy())
-        return self._on_write is not None
+            self._on_write(kind, layer, cells)
+        elif written == ("k", self._first):
+            self._cells.append(cells.copy())
+        return self._on_write is not None or not ask
+
+    def _find(self, address: int) -> tuple[str, int] | None:
+        """Which cache tensor a ``SET_ROWS`` node writes; None where it writes something else."""
+        base_address, base = _base(Tensor.from_address(address))
+        match = _CACHE.fullmatch(base.name.decode())
+        if match is None:
+            return None
+        written = match[1], int(match[2])
+        self.tensors[written], self._known[base_address] = base_address, written
+        return written
 
     def _indices(self, tensor: Tensor, base: Tensor, kind: str) -> Ints:
         """The cell of each token that a ``SET_ROWS`` node writes."""
