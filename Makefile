@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 
-# GCC 12 compiles llama.cpp's set-up of AMX tiles so that the first matrix product ends the process.
+# Built with GCC 12, llama.cpp's set-up of AMX tiles ended the process at the first matrix product; why is not proved.
 NO_AMX := $(shell grep -qs amx_tile /proc/cpuinfo && echo -mno-amx-tile -mno-amx-int8 -mno-amx-bf16)
 BUILD  := CFLAGS="$(CFLAGS) $(NO_AMX)" CXXFLAGS="$(CXXFLAGS) $(NO_AMX)"
 
