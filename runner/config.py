@@ -6,19 +6,16 @@ its default here, so a YAML option holds only what it is about, and any key can 
 
 from __future__ import annotations
 
-import math
-from dataclasses import asdict, field, fields
+from dataclasses import asdict, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import BeforeValidator, ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
-from kvcache.policies import POLICIES, Needs, check_policy, make_policy
-from kvcache.selection import Selector
+from runner.kv_mode import Count, KvModeConfig, Share
 from runner.parsing import parse_bytes
 
-KvType = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl"]
 AnswerKind = Literal["number", "choice", "boolean", "regex", "text"]
 
 _INT32 = 2**31 - 1
@@ -28,27 +25,6 @@ CUSTOM_MODEL = "custom"
 """The option that stands for a person's own file."""
 
 Bytes = Annotated[int, BeforeValidator(parse_bytes), Field(ge=0)]
-Count = Annotated[int, Field(ge=1)]
-Share = Annotated[float, Field(ge=0, le=1)]
-
-
-def _check_budget(value: Any) -> Any:
-    """A number of cells, or a share of a prompt.
-
-    Raises:
-        ValueError: it is neither.
-    """
-    if isinstance(value, float) and value > 1 and value.is_integer():
-        value = int(value)
-    cells = isinstance(value, int) and not isinstance(value, bool) and value >= 1
-    if not (cells or (isinstance(value, float) and 0 < value < 1)):
-        raise ValueError(
-            "give a whole number of cells, at least 1, or a share of the longest prompt between 0 and 1"
-        )
-    return value
-
-
-Budget = Annotated[int | float, BeforeValidator(_check_budget)]
 
 
 @dataclass(frozen=True, config=_STRICT)
@@ -173,82 +149,6 @@ class HardwareConfig:
     cards: Annotated[int, Field(ge=1, le=16)] = 1
     unified: bool | None = None
     reserve: Bytes | None = None
-
-
-@dataclass(frozen=True, config=_STRICT)
-class KvModeConfig:
-    """What the cache holds: the types of its cells, and which of a prompt's tokens stay in it.
-
-    ``codec=fp8`` rounds K and V to E4M3 with a scale a position, inside f16 cells: true numerics, no byte saved.
-
-    ``policy`` scores tokens (:mod:`kvcache.policies`; ``options`` are its own numbers) and every ``chunk`` tokens
-    of prefill, every ``interval`` generated ones, those with the lowest scores leave until ``budget`` cells are
-    held: a number of cells, or a share of the longest prompt. The first ``sinks`` tokens and the ``recent``
-    share of the rest never leave; scores are averaged over ``pool`` neighbouring tokens. Each KV head, each
-    layer, or the whole model chooses its tokens (``granularity``); ``layer_weights`` weigh the layers' scores
-    where they choose together, in turn from the first layer to the last.
-    """
-
-    name: str = "f16"
-    k: KvType = "f16"
-    v: KvType = "f16"
-    swa_full: bool = False
-    codec: Literal["none", "fp8"] = "none"
-    policy: Annotated[str, AfterValidator(check_policy)] = "none"
-    options: dict[str, float] = field(default_factory=dict)
-    budget: Budget = 1024
-    chunk: Annotated[int, Field(ge=16)] = 256
-    interval: Count = 32
-    granularity: Literal["head", "layer", "token"] = "head"
-    sinks: Annotated[int, Field(ge=0)] = 4
-    recent: Share = 0.25
-    pool: Annotated[int, Field(ge=1)] = 1
-    layer_weights: list[Annotated[float, Field(ge=0)]] = field(default_factory=list)
-
-    @field_validator("options")
-    @classmethod
-    def _check_options(cls, options: dict[str, float], info: ValidationInfo) -> dict[str, float]:
-        policy = info.data.get("policy")  # missing where it is wrong itself
-        if policy == "none" and options:
-            raise ValueError("there is no policy to have options; choose one, as kv_mode=h2o")
-        if policy in POLICIES:
-            known = {f.name for f in fields(POLICIES[policy])}  # type: ignore[arg-type]  # they are dataclasses
-            try:
-                make_policy(policy, options)
-            except ValueError as error:
-                hint = "" if set(options) <= known else f"; kv_mode={policy} starts without it"
-                raise ValueError(f"{error}{hint}") from None
-        return options
-
-    @property
-    def evicts(self) -> bool:
-        """Whether tokens leave the cache before their prompt is answered."""
-        return self.policy != "none"
-
-    @property
-    def needs(self) -> Needs:
-        """What the policy looks at; nothing where there is none."""
-        return POLICIES[self.policy].needs if self.evicts else "nothing"
-
-    @property
-    def reads_values(self) -> bool:
-        """Whether the policy looks at V."""
-        return self.evicts and POLICIES[self.policy].reads_values
-
-    @property
-    def selector(self) -> Selector:
-        """What stays, by score."""
-        return Selector(self.sinks, self.recent, self.pool)
-
-    def budget_cells(self, prompt_tokens: int) -> int:
-        """Cells that are kept of a prompt, where the longest has ``prompt_tokens``; 0 without eviction."""
-        if not self.evicts:
-            return 0
-        return self.budget if isinstance(self.budget, int) else math.ceil(self.budget * prompt_tokens)
-
-    def micro_batch(self, n_ubatch: int) -> int:
-        """``n_ubatch``; with eviction no longer than the chunk after which that happens."""
-        return min(n_ubatch, self.chunk) if self.evicts else n_ubatch
 
 
 @dataclass(frozen=True, config=_STRICT)

@@ -12,8 +12,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from runner.config import JobConfig, KvModeConfig
+from runner.config import JobConfig
 from runner.context import PreparedPrompt
+from runner.kv_mode import KvModeConfig
 from runner.prompts import Prompt
 
 
@@ -40,9 +41,15 @@ def settings_id(
 def _kv_mode(mode: KvModeConfig) -> dict[str, Any]:
     """What of a mode can change an answer: without a policy nothing of how one would evict."""
     kept = ("k", "v", "swa_full", "codec")
-    return {
+    settings = {
         key: value for key, value in asdict(mode).items() if key in kept or (mode.evicts and key != "name")
     }
+    if mode.probes:
+        settings["guided"].pop("survivors")
+    else:
+        settings.pop("probe", None)
+        settings.pop("guided", None)
+    return settings
 
 
 def group_id(settings: str, prepared: PreparedPrompt) -> str:
@@ -52,6 +59,7 @@ def group_id(settings: str, prepared: PreparedPrompt) -> str:
         prompt=prepared.prompt.id,
         document=prepared.document,
         question=prepared.question,
+        probes=prepared.probes,
     )
 
 

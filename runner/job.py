@@ -9,7 +9,7 @@ from pathlib import Path
 
 from runner import identity, models
 from runner.config import JobConfig
-from runner.context import strategy_for
+from runner.context import strategy_for, with_probes
 from runner.desk import JobDesk
 from runner.dialogue import Dialogue, Swarm, opening
 from runner.engine import bindings
@@ -78,6 +78,8 @@ def run_job(
         strategy = strategy_for(config.context_strategy.name)
         prompts = load_prompts(config.prompts, form.count)
         prepared = [strategy.prepare(prompt, form) for prompt in prompts if not prompt.turns]
+        if config.kv_mode.probes:
+            prepared = with_probes(prepared, form, config.kv_mode)
         conversations = [prompt for prompt in prompts if prompt.turns]
         openings = [opening(conversation, strategy, turn_form) for conversation in conversations]
         passages = load_passages(config.prompts, form.count)

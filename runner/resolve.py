@@ -49,6 +49,7 @@ def workload_of(prepared: Sequence[PreparedPrompt], texts: Sequence[ScoredText] 
         prompts=len(prepared),
         score_tokens=scored,
         asks=bool(prepared),
+        probe_tokens=max((len(probe) for item in prepared for probe in item.probes), default=0),
     )
 
 

@@ -9,8 +9,9 @@ import numpy as np
 
 from kvcache.policies import make_policy
 from kvcache.selection import Granularity, Selector
+from runner.engine.chooser import Eviction
 from runner.engine.context import Context, ContextParams, Logits
-from runner.engine.eviction import EvictingContext, Eviction
+from runner.engine.eviction import EvictingContext
 from runner.engine.weights import Weights
 from runner.planning.model.gguf_header import from_gguf
 
@@ -37,12 +38,16 @@ def plain(weights: Weights, wanted: ContextParams) -> Iterator[Context]:
 @contextmanager
 def evicting(
     weights: Weights, wanted: ContextParams, policy: str = "h2o", *, budget: int = 128, chunk: int = 64,
-    granularity: Granularity = "head", sinks: int = 4, interval: int = 16, **options: float,
+    granularity: Granularity = "head", sinks: int = 4, interval: int = 16, pool: int = 1, compact: bool = False,
+    probe_every: int = 1, probe_decay: float = 0.0, **options: float,
 ) -> Iterator[EvictingContext]:  # fmt: skip
     eviction = Eviction(
-        make_policy(policy, options), Selector(sinks=sinks), budget, chunk, interval, granularity
-    )
-    context = EvictingContext(weights, wanted, eviction, from_gguf(weights.path).full_layers)
+        make_policy(policy, options), Selector(sinks=sinks, pool=pool), budget, chunk, interval, granularity,
+        compact=compact, probe_every=probe_every, probe_decay=probe_decay,
+    )  # fmt: skip
+    profile = from_gguf(weights.path)
+    recurrent = profile.state_bytes > 0
+    context = EvictingContext(weights, wanted, eviction, profile.attention_layers, recurrent=recurrent)
     try:
         yield context
     finally:

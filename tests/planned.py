@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from runner.config import JobConfig, KvModeConfig, RecurrentConfig, SpillConfig
+from runner.config import JobConfig, RecurrentConfig, SpillConfig
+from runner.kv_mode import KvModeConfig
 from runner.models.catalogue import named
 from runner.overrides import with_overrides
 from runner.parsing import parse

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 from runner.engine.bindings import ggml
-from runner.engine.tap import Tensor
+from runner.engine.tensors import Tensor
 
 
 @dataclass(frozen=True, order=True)

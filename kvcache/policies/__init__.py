@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 
 from kvcache.policies.base import Floats, HeldTokens, Needs, Policy
+from kvcache.policies.guided import Guided
 from kvcache.policies.h2o import H2O
 from kvcache.policies.keydiff import KeyDiff
 from kvcache.policies.mean import MeanAttention
@@ -20,6 +21,7 @@ POLICIES: dict[str, type[Policy]] = {
     "window": Window,
     "h2o": H2O,
     "peak": PeakAttention,
+    "guided": Guided,
     "mean": MeanAttention,
     "snapkv": SnapKV,
     "tova": TOVA,

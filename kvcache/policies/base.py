@@ -34,6 +34,8 @@ class HeldTokens:
             ``moment``, summed over the query heads that share the KV head, decayed as the policy says; zeros where
             the policy needs none.
         queries: float32, how many of those queries could see it, decayed alike.
+        asked: float32, the attention that the probes gave it, a mean over a probe's queries and the query heads
+            and the most that any probe gave; zeros where the policy does not probe.
         end: the position that the next token will have.
         read_keys: the K rows as float32 ``[n_head_kv, n_cells, head_dim]``; only to be called by a policy that
             needs keys.
@@ -44,6 +46,7 @@ class HeldTokens:
     positions: Ints
     mass: Floats
     queries: Floats
+    asked: Floats
     end: int
     read_keys: Callable[[], Floats]
     read_values: Callable[[], Floats] | None
@@ -58,11 +61,13 @@ class Policy(ABC):
         observed: how many queries of a chunk of prefill are observed, the last ones; None is all of them.
         reads_values: whether it looks at V where there is one.
         moment: to which power each probability is summed: 1 is attention's mass, 2 weighs peaks.
+        probes: whether it wants to know what the questions would look at (``HeldTokens.asked``).
     """
 
     needs: ClassVar[Needs]
     reads_values: ClassVar[bool] = False
     moment: ClassVar[int] = 1
+    probes: ClassVar[bool] = False
     decay: float = 1.0
     observed: float | None = None
 

@@ -88,6 +88,7 @@ class EvictingStore(Store):
             positions=self.table.positions[:, cells],
             mass=self.table.mass[:, cells],
             queries=self.table.queries[:, cells],
+            asked=self.table.asked[:, cells],
             end=self.end,
             read_keys=lambda: self.cells.get(cells)[0].transpose(1, 0, 2),
             read_values=lambda: self.cells.get(cells)[1].transpose(1, 0, 2),

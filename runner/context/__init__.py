@@ -3,8 +3,9 @@
 from runner.context.base import PreparedPrompt, Strategy, Tokenizer
 from runner.context.full import Full
 from runner.context.history import History
+from runner.context.probes import with_probes
 
-__all__ = ["History", "PreparedPrompt", "Strategy", "Tokenizer", "strategy_for"]
+__all__ = ["History", "PreparedPrompt", "Strategy", "Tokenizer", "strategy_for", "with_probes"]
 
 _STRATEGIES: dict[str, type[Strategy]] = {"full": Full}
 

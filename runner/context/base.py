@@ -28,19 +28,26 @@ class Tokenizer(Protocol):
     def count(self, text: str) -> int:
         """Tokens of a plain text."""
 
+    def tokens(self, text: str) -> tuple[int, ...]:
+        """A plain text as it would go on after others."""
+
     def encode(self, prompt_id: str, messages: Sequence[dict[str, str]], document: str | None) -> TokenParts:
         """The tokens of a chat with ``document`` before its first question."""
 
 
 @dataclass(frozen=True)
 class PreparedPrompt:
-    """A prompt ready to run: ``tokens_in`` is the length of what was given, ``tokens_sent`` of what is run."""
+    """A prompt ready to run: ``tokens_in`` is the length of what was given, ``tokens_sent`` of what is run.
+
+    ``probes`` are the questions that the document is asked while it is read, where the KV mode probes.
+    """
 
     prompt: Prompt
     strategy: str
     document: tuple[int, ...]
     question: tuple[int, ...]
     tokens_in: int
+    probes: tuple[tuple[int, ...], ...] = ()
 
     @property
     def tokens_sent(self) -> int:

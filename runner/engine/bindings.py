@@ -93,6 +93,16 @@ ggml = _ggml()
 ggml.ggml_set_abort_callback.argtypes = [_abort_callback_type]
 ggml.ggml_set_abort_callback.restype = ctypes.c_void_p
 ggml.ggml_op_name.restype = ctypes.c_char_p
+ggml.ggml_quantize_chunk.argtypes = [
+    ctypes.c_int,
+    ctypes.c_void_p,
+    ctypes.c_void_p,
+    ctypes.c_int64,
+    ctypes.c_int64,
+    ctypes.c_int64,
+    ctypes.c_void_p,
+]
+ggml.ggml_quantize_chunk.restype = ctypes.c_size_t
 ggml.ggml_nbytes.argtypes = [ctypes.c_void_p]
 ggml.ggml_nbytes.restype = ctypes.c_size_t
 

@@ -18,9 +18,12 @@ from gguf.quants import dequantize
 from kvcache import budget, fp8
 from kvcache.policies import Floats
 from kvcache.policies.base import Ints
+from kvcache.rope import hadamard
 from kvcache.selection import Moves
+from runner.engine.bindings import ggml
 from runner.engine.context import ContextParams
-from runner.engine.tap import Tensor, read_bytes, write_bytes
+from runner.engine.key_rope import KeyRope
+from runner.engine.tensors import Tensor, read_bytes, write_bytes
 from runner.planning.model.profile import Layer
 
 _Bytes = npt.NDArray[np.uint8]
@@ -65,6 +68,11 @@ class CacheLayer:
             transposed=not params.flash_attn,
         )
 
+    @property
+    def n_cells(self) -> int:
+        """Cells that the layer has, free ones included."""
+        return len(self._rows(self.k, self.kv_type_k, self.head_dim_k)[1])
+
     def move(self, moves: Moves) -> None:
         """Copy heads' tokens from cell to cell."""
         if not len(moves.heads):
@@ -81,6 +89,24 @@ class CacheLayer:
             data, v = self._rows(self.v, self.kv_type_v, self.head_dim_v)
             v[moves.target, moves.heads] = v[moves.source, moves.heads]
         write_bytes(self.v, data)
+
+    def rotate(self, cells: Ints, by: Ints, key_rope: KeyRope) -> None:
+        """Bring K, of each head its own, ``by`` ``[n_head_kv, n_cells]`` positions forward.
+
+        What does not move is not touched. A quantised K is dequantised, rotated and quantised again, row by row.
+        """
+        heads, at = np.nonzero(by)
+        if not len(heads):
+            return
+        data, k = self._rows(self.k, self.kv_type_k, self.head_dim_k)
+        rows = np.asarray(dequantize(k[cells[at], heads], _GGML_TYPES[self.kv_type_k]), np.float32)
+        if key_rope.turned:
+            rows = hadamard(rows, key_rope.turned)
+        key_rope.rope.rotate(rows, by[heads, at])
+        if key_rope.turned:
+            rows = hadamard(rows, key_rope.turned)
+        k[cells[at], heads] = quantised(rows, self.kv_type_k)
+        write_bytes(self.k, data)
 
     def keys(self, cells: Ints) -> Floats:
         """K of these cells as float32 ``[n_head_kv, n_cells, head_dim_k]``, as it is stored: after RoPE, and
@@ -131,3 +157,13 @@ class CacheLayer:
         n_cells = Tensor.from_address(self.v).ne[1]
         width = self.n_head_kv * self.head_dim_v
         return data, elements.reshape(-1, n_cells)[:width].reshape(self.n_head_kv, self.head_dim_v, n_cells)
+
+
+def quantised(rows: Floats, kv_type: str) -> _Bytes:
+    """``rows``, float32 ``[n, elements]``, as ggml stores them: uint8 ``[n, bytes]``."""
+    rows = np.ascontiguousarray(rows, np.float32)
+    n, elements = rows.shape
+    out = np.empty((n, budget.row_bytes(kv_type, elements)), np.uint8)
+    number = int(_GGML_TYPES[kv_type])
+    ggml.ggml_quantize_chunk(number, rows.ctypes.data, out.ctypes.data, 0, n, elements, None)
+    return out

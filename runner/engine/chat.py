@@ -60,6 +60,10 @@ class PromptFormat:
         """Tokens of a plain text."""
         return len(self._weights.tokenize(text, add_special=False, parse_special=False))
 
+    def tokens(self, text: str) -> tuple[int, ...]:
+        """A plain text as it would go on after others."""
+        return self._tokens(text, special=False)
+
     def encode(
         self, prompt_id: str, messages: Sequence[dict[str, str]], document: str | None
     ) -> PromptTokens:

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from runner.engine.bindings import KV_TYPE_IDS, forget_complaints, last_error, lib
 from runner.engine.eviction_log import EvictionRound
+from runner.engine.reading import Reading
 from runner.engine.weights import Weights
 from runner.errors import EngineError
 
@@ -181,6 +182,22 @@ class Context:
         """Forget one sequence; a cell is free when its last owner lets go."""
         if not lib.llama_memory_seq_rm(self._memory, sequence, -1, -1):
             raise EngineError(f"sequence {sequence} could not be dropped")
+
+    def begin(self, reading: Reading) -> None:
+        """A document follows, to be read like this."""
+
+    def probe(self, sequence: int, spare: int, *, last: bool) -> int:
+        """Find out what questions look at in ``sequence``, if its next eviction needs to know.
+
+        Args:
+            sequence: of the document; it does not advance.
+            spare: an empty sequence, which is left empty.
+            last: whether the document ends here.
+
+        Returns:
+            How many tokens were decoded for that.
+        """
+        return 0
 
     def evict(self, sequences: Sequence[int], phase: Phase) -> None:
         """Let tokens of ``sequences`` leave as the KV mode says; this context keeps all."""

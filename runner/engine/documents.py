@@ -8,21 +8,23 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from runner.engine.context import Context
 from runner.engine.eviction import EvictingContext, SavedSequence
+from runner.engine.reading import Reading
 
 
 @dataclass
 class Document:
-    """A document's cells; ``users`` is how many groups in flight started from it or will.
+    """A document's cells, read as ``reading`` says; ``users`` groups in flight started from it or will.
 
     The first ``held`` of its tokens are known from another context, and prefilling them is growth.
     """
 
     tokens: tuple[int, ...]
     sequence: int
+    reading: Reading = field(default_factory=Reading)
     held: int = 0
     users: int = 0
     prefilled: int = 0
@@ -59,7 +61,7 @@ class Documents:
     def __len__(self) -> int:
         return len(self._all)
 
-    def take(self, tokens: tuple[int, ...], held: int = 0) -> Document | None:
+    def take(self, tokens: tuple[int, ...], reading: Reading | None = None, held: int = 0) -> Document | None:
         """The document of these tokens for one more group: as it is there, as a longer one, or new.
 
         One that no group uses is extended in its place. None where there are no tokens. ``held`` is for a new
@@ -67,13 +69,15 @@ class Documents:
         """
         if not tokens:
             return None
-        found = next((d for d in self._all if d.tokens == tokens), None)
+        reading = reading or Reading()
+        found = next((d for d in self._all if d.tokens == tokens and d.reading == reading), None)
         if not isinstance(self._context, EvictingContext):
             # What an evicting context holds of a document depends on where it ended.
             found = found or next((d for d in self._all if not d.users and d.begins(tokens)), None)
         if found is None:
-            found = Document(tokens, self._free.popleft(), held)
+            found = Document(tokens, self._free.popleft(), reading, held)
             self._all.append(found)
+            self._context.begin(reading)
         elif found.tokens != tokens:
             found.tokens, found.state = tokens, None
         found.users += 1

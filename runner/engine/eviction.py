@@ -1,68 +1,52 @@
 """Eviction inside llama.cpp's cache: every head keeps its own tokens, in the cells that stay.
 
-The engine knows one position a cell and frees cells for all layers and heads at once. But attention does not care
-which cell holds which token: K is stored after RoPE, and the mask only asks whether the cell's nominal position is
-in the past. So the cells with the newest nominal positions stay, every head's chosen tokens are copied into them,
-and the others are removed. The memory is a cache of budget and chunk, whatever the text's length.
+The engine knows one position a cell and frees cells for all layers and heads at once. But attention does not
+care which cell holds which token: K is stored after RoPE, and the mask only asks whether the cell's nominal
+position is in the past. So the cells with the newest nominal positions stay, every head's chosen tokens are
+copied into them, and the others are removed. The memory is a cache of budget and chunk, whatever the text's
+length.
+
+Nor does it care at which positions tokens are, as long as they are in order. With compaction every head's
+tokens are rotated to the places 0, 1, 2... and the cells' nominal positions follow, so that the text's length
+does not reach the model either. Callers go on to speak of true positions: that of place 0 is known here alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import partial
-from typing import Literal
+from dataclasses import dataclass, replace
 
 import numpy as np
+import numpy.typing as npt
 
 from kvcache.budget import padded_cells
 from kvcache.cells import CellTable
-from kvcache.policies import Floats, HeldTokens, Policy
 from kvcache.policies.base import Ints
-from kvcache.selection import Mask, Moves, Selector, choose_together, moves
+from kvcache.selection import Mask, Moves, moves
 from runner.engine.bindings import lib
-from runner.engine.cache_layer import CacheLayer
+from runner.engine.chooser import Chooser, Eviction
 from runner.engine.context import Context, ContextParams, Logits, Phase
 from runner.engine.eviction_log import EvictionLog, EvictionRound
+from runner.engine.reading import Reading
+from runner.engine.sequence_state import StateLayout, shifted
 from runner.engine.tap import CacheTap, OnWrite
 from runner.engine.weights import Weights
 from runner.errors import EngineError
 from runner.planning.model.profile import Layer
 
-Granularity = Literal["head", "layer", "token"]
-
-
-@dataclass(frozen=True)
-class Eviction:
-    """What is kept of a prompt: the policy, the selector, and the numbers of ``kv_mode``.
-
-    ``budget`` is in cells, ``chunk`` and ``interval`` in tokens between two evictions, of prefill and of answers.
-    """
-
-    policy: Policy
-    selector: Selector
-    budget: int
-    chunk: int
-    interval: int
-    granularity: Granularity = "head"
-    layer_weights: tuple[float, ...] = ()
-
-    @property
-    def alike(self) -> bool:
-        """Whether all layers and heads keep the same tokens, so that nothing needs to be moved."""
-        return self.granularity == "token" or self.policy.needs == "nothing"
-
 
 @dataclass(frozen=True)
 class SavedSequence:
-    """A sequence as it was: the engine's state, and what its cells hold, in the order of cells."""
+    """A sequence as it was: the engine's state, and what its cells hold, in the order of cells.
+
+    ``by_row`` are the arrays of :attr:`kvcache.cells.CellTable.by_row`; ``offset`` is the true position of
+    place 0.
+    """
 
     state: bytes
     nominal: Ints
-    positions: Ints
-    born: Ints
-    mass: Floats
-    queries: Floats
+    by_row: tuple[npt.NDArray[np.generic], ...]
+    offset: int
 
 
 class EvictingContext(Context):
@@ -74,27 +58,40 @@ class EvictingContext(Context):
         params: ContextParams,
         eviction: Eviction,
         layers: Sequence[tuple[int, Layer]],
+        *,
+        recurrent: bool = False,
         on_write: OnWrite | None = None,
     ) -> None:
-        """``layers`` are the model's full-attention layers, each with the number of its block; ``on_write`` is
-        told of every K and V that is written, as :class:`runner.engine.tap.CacheTap` does.
+        """``layers`` are the model's attention layers, each with the number of its block; ``recurrent`` says that
+        there are others; ``on_write`` is told of every K and V that is written, as
+        :class:`runner.engine.tap.CacheTap` does.
         """
         self.eviction = eviction
         self.chunk, self.interval = eviction.chunk, eviction.interval
+        self._layers = [(block, layer) for block, layer in layers if layer.kind == "full"]
+        self._sliding = [(block, layer) for block, layer in layers if layer.kind == "sliding"]
         self._log = EvictionLog(eviction.selector, eviction.budget)
-        self._layers = list(layers)
+        self._reading, self._rounds, self._offset = Reading(), 0, 0
         n_cells = padded_cells(params.n_ctx)
         self._rows: dict[int, slice] = {}
         row = 0
-        for block, layer in layers if eviction.policy.needs != "nothing" else ():
+        for block, layer in self._layers if eviction.looks or eviction.compact else ():
             self._rows[block] = slice(row, row + layer.n_head_kv)
             row += layer.n_head_kv
-        looks = eviction.policy.needs == "attention"
         self.tap: CacheTap | None = None
         if self._rows or on_write is not None:
-            moment = eviction.policy.moment if looks else 0
-            self.tap = CacheTap(self._rows, n_cells, moment=moment, on_write=on_write)
+            moment = eviction.policy.moment if eviction.policy.needs == "attention" else 0
+            self.tap = CacheTap(
+                self._rows, n_cells, moment=moment, on_write=on_write, rotations=eviction.compact
+            )
         self.table = CellTable(n_cells, params.n_seq_max, max(row, 1))
+        self._chooser = Chooser(eviction, self.table, self._rows, self._layers, self.tap, params)
+        self._layout = StateLayout(
+            attention_parts=(1 if self._layers else 0) + (1 if self._sliding else 0),
+            recurrent=recurrent,
+            two_dimensional=weights.is_mrope,
+            has_v=any(layer.head_dim_v for _, layer in layers),
+        )
         super().__init__(weights, params, self.tap)
 
     # -- what a context does, with the table kept -------------------------------------------------------------
@@ -108,23 +105,29 @@ class EvictingContext(Context):
     ) -> Logits:
         """See :meth:`Context.decode`; what attention looked at is observed."""
         policy, n = self.eviction.policy, len(tokens)
-        owners, at = np.asarray(sequences), np.asarray(positions)
+        owners, places = np.asarray(sequences), np.asarray(positions) - self._offset
         alone = n > 1 and owners[0] == owners[-1]
         skip = max(n - int(policy.observed), 0) if alone and policy.observed is not None else 0
         if self.tap is not None:
             self.tap.begin(skip)
-        logits = super().decode(tokens, positions, sequences, outputs)
+        logits = self._write(tokens, places, owners, outputs)
+        if self.tap is not None and policy.needs == "attention":
+            self.table.observe(self.tap.mass, self.table.seen_by(owners[skip:], places[skip:]))
+        return logits
+
+    def _write(self, tokens: Sequence[int], places: Ints, owners: Ints, outputs: Sequence[bool]) -> Logits:
+        logits = super().decode(tokens, places.tolist(), owners.tolist(), outputs)
+        n = len(tokens)
         # Without heads to move nothing depends on which cell it really is.
         cells = self.tap.cells(n) if self.tap is not None and self._rows else self.table.free(n)
-        self.table.write(cells, at, owners)
-        if self.tap is not None and policy.needs == "attention":
-            self.table.observe(self.tap.mass, self.table.seen_by(owners[skip:], at[skip:]))
+        self.table.write(cells, places + self._offset, owners, self._offset)
         return logits
 
     def clear(self) -> None:
         """See :meth:`Context.clear`."""
         super().clear()
         self.table.clear()
+        self._offset = 0
         self._log.restart()
 
     def fork(self, source: int, target: int) -> None:
@@ -143,21 +146,25 @@ class EvictingContext(Context):
         return SavedSequence(
             state=self._read_state(sequence, 0),
             nominal=table.nominal[cells],
-            positions=table.positions[:, cells],
-            born=table.born[:, cells],
-            mass=table.mass[:, cells],
-            queries=table.queries[:, cells],
+            by_row=tuple(array[:, cells] for array in table.by_row),
+            offset=self._offset,
         )
 
     def restore(self, sequence: int, saved: SavedSequence) -> None:
         """Put a saved sequence into the context, which forgets all else, in a layout that is always the same."""
-        self.clear()
+        self._put(sequence, saved)
+        self._log.restart(int(saved.nominal.max(initial=-1)) + 1 + saved.offset)
+
+    def _put(self, sequence: int, saved: SavedSequence) -> None:
+        super().clear()
         self._write_state(sequence, saved.state, 0)
         cells, table = np.arange(len(saved.nominal)), self.table
-        table.write(cells, saved.nominal, sequence)
-        table.positions[:, cells], table.born[:, cells] = saved.positions, saved.born
-        table.mass[:, cells], table.queries[:, cells] = saved.mass, saved.queries
-        self._log.restart(int(saved.nominal.max(initial=-1)) + 1)
+        step = table.step
+        table.clear()
+        table.step, self._offset = step, saved.offset
+        table.write(cells, saved.nominal + saved.offset, sequence, saved.offset)
+        for array, values in zip(table.by_row, saved.by_row, strict=True):
+            array[:, cells] = values
 
     def take_rounds(self) -> list[EvictionRound]:
         """See :meth:`Context.take_rounds`."""
@@ -167,6 +174,36 @@ class EvictingContext(Context):
     def cells_used(self) -> int:
         """Cells that somebody owns."""
         return self.table.used
+
+    # -- probes -----------------------------------------------------------------------------------------------
+
+    def begin(self, reading: Reading) -> None:
+        """See :meth:`Context.begin`."""
+        self._reading, self._rounds = reading, 0
+        self._chooser.budget = self.eviction.budget if reading.budget is None else reading.budget
+        self._log.budget = self._chooser.budget
+
+    def probe(self, sequence: int, spare: int, *, last: bool) -> int:
+        """See :meth:`Context.probe`."""
+        cells = self.table.held([sequence])
+        if not self._reading.probes or len(cells) <= self._chooser.budget:
+            return 0
+        self._rounds += 1
+        if self._rounds % self.eviction.probe_every and not last:
+            return 0
+        assert self.tap is not None  # a policy that probes looks at attention
+        first = int(self.table.nominal[cells].max()) + 1
+        most = np.zeros_like(self.tap.mass)
+        for tokens in self._reading.probes:
+            self.fork(sequence, spare)
+            self.tap.begin(moment=1)
+            owners = np.full(len(tokens), spare)
+            self._write(tokens, first + np.arange(len(tokens)), owners, [False] * len(tokens))
+            # Every query's attention is 1 in all: the mean over queries and the query heads of a KV head.
+            np.maximum(most, self.tap.mass / self.tap.mass.sum(axis=1, keepdims=True), out=most)
+            self.drop(spare)
+        self.table.ask(most, self.eviction.probe_decay)
+        return sum(len(tokens) for tokens in self._reading.probes)
 
     # -- eviction ---------------------------------------------------------------------------------------------
 
@@ -179,68 +216,24 @@ class EvictingContext(Context):
         shared = self.table.held(sequences)
         own = [self.table.held([s]) for s in sequences] if len(sequences) > 1 else []
         longest = max((len(cells) for cells in own), default=0)
-        if len(shared) + longest > self.eviction.budget:
-            end = int(max(self.table.nominal[cells].max(initial=-1) for cells in (shared, *own))) + 1
-            self._bring_down(shared, own, end, phase)
+        if len(shared) + longest > self._chooser.budget:
+            last = int(max(self.table.nominal[cells].max(initial=-1) for cells in (shared, *own)))
+            self._bring_down(shared, own, last + 1 + self._offset, phase)
+            if self.eviction.compact and phase == "prefill":
+                self._compact(sequences[0])
         self.table.fade(self.eviction.policy.decay)
 
     def _bring_down(self, shared: Ints, own: Sequence[Ints], end: int, phase: Phase) -> None:
-        budget = self.eviction.budget
-        count = self._quota(shared, own, end)
+        chooser = self._chooser
+        count = chooser.quota(shared, own, end)
         before = len(shared) + max((len(cells) for cells in own), default=0)
-        scores, keep = self._choose(shared, count, end)
+        scores, keep = chooser.choose(shared, count, end)
         self._log.note(self.table.positions[:, shared], scores, keep, before, end, phase)
         self._keep(shared, keep, count)
         for cells in own:
-            left = min(len(cells), budget - count)
+            left = min(len(cells), chooser.budget - count)
             if left < len(cells):
-                self._keep(cells, self._choose(cells, left, end)[1], left)
-
-    def _quota(self, shared: Ints, own: Sequence[Ints], end: int) -> int:
-        """How many of the shared cells stay: as many as the workers would keep on average, each for itself."""
-        budget = self.eviction.budget
-        if not own:
-            return budget
-        scores = self._score(shared, end)
-        wanted = []
-        for cells in own:
-            both = np.concatenate([scores, self._score(cells, end)], axis=1)
-            positions = self.table.positions[:, np.concatenate([shared, cells])]
-            if both.shape[1] <= budget:
-                wanted.append(float(len(shared)))
-                continue
-            keep = self.eviction.selector.keep(both, positions, budget, end)
-            wanted.append(float(keep[:, : len(shared)].sum(axis=1).mean()))
-        return min(int(np.mean(wanted)), len(shared))
-
-    def _score(self, cells: Ints, end: int) -> Floats:
-        """Scores of what every row holds in these cells, ``[n_rows, n_cells]``."""
-        table, eviction = self.table, self.eviction
-
-        def held(rows: slice, layer: CacheLayer | None) -> HeldTokens:
-            return HeldTokens(
-                positions=table.positions[rows][:, cells],
-                mass=table.mass[rows][:, cells],
-                queries=table.queries[rows][:, cells],
-                end=end,
-                read_keys=_nothing if layer is None else partial(layer.keys, cells),
-                read_values=None if layer is None or layer.v is None else partial(layer.values, cells),
-            )
-
-        if not self._rows:
-            return eviction.policy.score(held(slice(0, 1), None))
-        by_layer = [
-            eviction.policy.score(held(self._rows[block], self._cache_layer(block, layer)))
-            for block, layer in self._layers
-        ]
-        return np.concatenate(choose_together(by_layer, eviction.granularity, eviction.layer_weights))
-
-    def _choose(self, cells: Ints, count: int, end: int) -> tuple[Floats, Mask]:
-        """Scores and what stays of ``cells``, ``[n_rows, n_cells]``, exactly ``count`` in each row."""
-        scores = self._score(cells, end)
-        positions = self.table.positions[:, cells]
-        eviction = self.eviction
-        return scores, eviction.selector.keep(scores, positions, eviction.budget, end, count)
+                self._keep(cells, chooser.choose(cells, left, end)[1], left)
 
     def _keep(self, cells: Ints, keep: Mask, count: int) -> None:
         """Let each row keep its own of ``cells``, which are in the order of nominal positions."""
@@ -252,7 +245,7 @@ class EvictingContext(Context):
                 rows = self._rows[block]
                 found = moves(keep[rows], stay)
                 found = Moves(found.heads, cells[found.source], cells[found.target])
-                self._cache_layer(block, layer).move(found)
+                self._chooser.cache_layer(block, layer).move(found)
                 self.table.move(rows.start, found)
         self._remove(cells, ~stay)
 
@@ -272,10 +265,46 @@ class EvictingContext(Context):
                     )
         self.table.release(cells[at])
 
-    def _cache_layer(self, block: int, layer: Layer) -> CacheLayer:
-        assert self.tap is not None  # only a policy that looks at something has rows
-        return CacheLayer.of(self.tap.tensors, block, layer, self.params)
+    # -- compaction -------------------------------------------------------------------------------------------
 
+    def _compact(self, sequence: int) -> None:
+        """Bring every row's tokens of ``sequence`` to the places 0, 1, 2... and its cells' positions with them."""
+        cells = self.table.held([sequence])
+        by, shift = self.table.compact(cells)
+        self._offset -= shift
+        if self._engine_shifts:
+            self._rotate(cells, by - shift)
+            # The engine rotates every K by the shift before it decodes again.
+            lib.llama_memory_seq_add(self._memory, sequence, -shift, -1, shift)
+            return
+        self._rotate(cells, by)
+        self._rotate_sliding(shift)
+        saved = self.save(sequence)
+        self._put(sequence, replace(saved, state=shifted(saved.state, shift, self._layout)))
 
-def _nothing() -> Floats:
-    raise LookupError("a policy that needs nothing has no rows to read")
+    @property
+    def _engine_shifts(self) -> bool:
+        """Whether the engine can shift positions and rotate every K right.
+
+        It multiplies a K once more with YaRN's magnitude, and would round a quantised one twice a round.
+        """
+        assert self.tap is not None  # compaction has rows
+        ropes = [rope for rope in self.tap.ropes.values() if rope is not None]
+        plain = all(rope.scale == 1 and not rope.turned for rope in ropes)
+        unquantised = self.params.kv_type_k in ("f32", "f16", "bf16")
+        return plain and unquantised and bool(lib.llama_memory_can_shift(self._memory))
+
+    def _rotate(self, cells: Ints, by: Ints) -> None:
+        assert self.tap is not None  # compaction has rows
+        for block, layer in self._layers:
+            if (rope := self.tap.ropes.get(block)) is not None:
+                self._chooser.cache_layer(block, layer).rotate(cells, by[self._rows[block]], rope)
+
+    def _rotate_sliding(self, by: int) -> None:
+        """Sliding layers keep the text's last tokens, every one of which moves alike; so may free cells."""
+        assert self.tap is not None  # compaction has rows
+        for block, layer in self._sliding:
+            if (rope := self.tap.ropes.get(block)) is not None:
+                held = self._chooser.cache_layer(block, layer)
+                cells = np.arange(held.n_cells)
+                held.rotate(cells, np.full((layer.n_head_kv, len(cells)), by), rope)

@@ -56,7 +56,7 @@ class EvictionLog:
     """Collects the rounds of one context."""
 
     def __init__(self, selector: Selector, budget: int) -> None:
-        self._selector, self._budget = selector, budget
+        self._selector, self.budget = selector, budget
         self._rounds: list[EvictionRound] = []
         self._step = 0
         self.restart()
@@ -89,9 +89,9 @@ class EvictionLog:
             end: the position that the text has reached.
             phase: of the prompt or of its answers.
         """
-        by_score = keep & ~self._selector.protected(positions, self._budget, end)
+        by_score = keep & ~self._selector.protected(positions, self.budget, end)
         # What was protected for its youth in the round before has come in since.
-        new = by_score & (positions >= self._last_end - self._selector.recent_cells(self._budget))
+        new = by_score & (positions >= self._last_end - self._selector.recent_cells(self.budget))
         chosen = by_score.sum(axis=1)
         turnover = np.where(chosen > 0, new.sum(axis=1) / np.maximum(chosen, 1), 1.0)
         overall = float(new.sum() / by_score.sum()) if by_score.any() else 1.0
@@ -107,8 +107,8 @@ class EvictionLog:
                 phase=phase,
                 chunk_tokens=came,
                 position=end,
-                kept_cells=min(self._budget, before),
-                dropped_cells=max(before - self._budget, 0),
+                kept_cells=min(self.budget, before),
+                dropped_cells=max(before - self.budget, 0),
                 oldest_kept=int(oldest.min()),
                 oldest_kept_median=float(np.median(oldest)),
                 score_q10=low,

@@ -5,8 +5,9 @@ from __future__ import annotations
 from kvcache.policies import make_policy
 from kvcache.policies.base import Ints
 from runner.engine.cache_layer import CacheLayer
+from runner.engine.chooser import Eviction
 from runner.engine.context import Context, context_params
-from runner.engine.eviction import EvictingContext, Eviction
+from runner.engine.eviction import EvictingContext
 from runner.engine.tap import CacheTap
 from runner.engine.weights import Weights
 from runner.planning.model.profile import Layer
@@ -30,8 +31,18 @@ def open_context(weights: Weights, plan: Plan) -> Context:
             interval=mode.interval,
             granularity=mode.granularity,
             layer_weights=tuple(mode.layer_weights),
+            compact=mode.compacts,
+            probe_every=mode.probe.every,
+            probe_decay=mode.probe.decay,
         )
-        evicting = EvictingContext(weights, params, eviction, profile.full_layers, rounding)
+        evicting = EvictingContext(
+            weights,
+            params,
+            eviction,
+            profile.attention_layers,
+            recurrent=profile.state_bytes > 0,
+            on_write=rounding,
+        )
         if rounding is not None:
             rounding.tap = evicting.tap
         return evicting

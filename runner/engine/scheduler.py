@@ -104,7 +104,8 @@ class Scheduler:
         """
         by_document: dict[object, list[Group]] = {}
         for group in groups:
-            by_document.setdefault(group.document or id(group), []).append(group)
+            key = (group.document, group.reading) if group.document else id(group)
+            by_document.setdefault(key, []).append(group)
         self._waiting.extend(group for same in by_document.values() for group in same)
         self._keep, self._held, self._sampling = keep, held, sampling or self._default
         self._looked_at = needed(self._sampling)
@@ -138,12 +139,14 @@ class Scheduler:
     def _admit(self) -> None:
         while self._waiting and (not self._running or self._has_room(self._waiting[0])):
             group = self._waiting.popleft()
-            document = self._documents.take(group.document, self._held)
-            self._running.append(
-                _Running(
-                    group=group, document=document, sequence=self._free.popleft(), started=time.monotonic()
-                )
+            document = self._documents.take(group.document, group.reading, self._held)
+            running = _Running(
+                group=group, document=document, sequence=self._free.popleft(), started=time.monotonic()
             )
+            if document is not None and not document.prefilled and group.reading.first_chunk is not None:
+                assert self._context.chunk is not None  # only what evicts reads in other chunks
+                running.in_chunk = self._context.chunk - group.reading.first_chunk
+            self._running.append(running)
 
     def _has_room(self, group: Group) -> bool:
         """Whether ``group`` can join those that are running, each of which may still grow to its longest.
@@ -211,10 +214,20 @@ class Scheduler:
         if in_document and document is not None:
             ended = document.prefilled == len(document.tokens)
         if chunk is not None and (ended or running.in_chunk >= chunk):
+            if in_document and document is not None:
+                self._probe(document.sequence, running.sequence, last=ended)
             self._context.evict(
                 [document.sequence if in_document and document else running.sequence], "prefill"
             )
             running.in_chunk = 0
+
+    def _probe(self, sequence: int, spare: int, *, last: bool) -> None:
+        """Ask what the questions look at; the group's own sequence is empty while its document is read."""
+        p, began = self.progress, time.monotonic()
+        phase, p.phase = p.phase, "probe"
+        p.probe_tokens += self._context.probe(sequence, spare, last=last)
+        p.probe_s += time.monotonic() - began
+        p.phase = phase
 
     def _evict_from_answers(self) -> None:
         """Every so many tokens that each worker has generated."""
@@ -260,7 +273,8 @@ class Scheduler:
             sequence = running.sequence if worker == 0 else self._free.popleft()
             if worker:
                 self._context.fork(running.sequence, sequence)
-            running.answers.append(Answer(self._weights, self._sampling, worker, seed, sequence))
+            number = running.group.first_worker + worker
+            running.answers.append(Answer(self._weights, self._sampling, number, seed, sequence))
         running.forked = True
         return running.answers
 
@@ -284,7 +298,9 @@ class Scheduler:
         if document is None:
             return
         document.users -= 1
-        needed_again = self._keep or any(group.document == document.tokens for group in self._waiting)
+        needed_again = self._keep or any(
+            group.document == document.tokens and group.reading == document.reading for group in self._waiting
+        )
         if document.users == 0 and not needed_again:
             self._documents.drop(document)
 

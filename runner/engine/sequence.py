@@ -10,6 +10,7 @@ from typing import Literal
 
 from runner.config import SamplingConfig
 from runner.engine.context import Logits
+from runner.engine.reading import Reading
 from runner.engine.sampler import Ids, Sampler
 from runner.engine.weights import Weights
 
@@ -24,14 +25,16 @@ _STATUS: dict[FinishReason, Status] = {
 class Group:
     """One prompt and the seeds of its workers: the unit that repeats exactly.
 
-    ``document`` and ``question`` are token ids; prompts whose ``document`` is equal share its prefill. The
-    workers' answers go on where ``question`` ends.
+    ``document`` and ``question`` are token ids; prompts whose ``document`` and ``reading`` are equal share its
+    prefill. The workers' answers go on where ``question`` ends; the first of them is number ``first_worker``.
     """
 
     prompt_id: str
     document: tuple[int, ...]
     question: tuple[int, ...]
     seeds: tuple[int, ...]
+    reading: Reading = field(default_factory=Reading)
+    first_worker: int = 0
 
     @property
     def prompt_tokens(self) -> int:
@@ -125,7 +128,7 @@ class Answer:
             text=self.text,
             seed=self.seed,
             prompt_tokens=group.prompt_tokens,
-            prefill_tokens=prefill_tokens if self.worker == 0 else 0,
+            prefill_tokens=prefill_tokens if self.worker == group.first_worker else 0,
             generated_tokens=len(self.tokens),
             mean_logprob=self._logprob_sum / len(self.tokens) if self.tokens else None,
             finish_reason=self.finish_reason,

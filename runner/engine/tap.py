@@ -1,7 +1,4 @@
-"""Looking into llama.cpp's graph while it runs: which cells are written, and what attention looks at.
-
-The struct is ggml's of the pinned build; ``op`` numbers are looked up by name, since they shift between builds.
-"""
+"""Looking into llama.cpp's graph while it runs: which cells are written, and what attention looks at."""
 
 from __future__ import annotations
 
@@ -10,79 +7,20 @@ import re
 from collections.abc import Callable, Mapping
 
 import numpy as np
-import numpy.typing as npt
 
 from kvcache.policies import Floats
 from kvcache.policies.base import Ints
-from runner.engine.bindings import ggml
+from runner.engine.key_rope import KeyRope, key_rope
+from runner.engine.tensors import Tensor, base_of, op_number, read_bytes
 from runner.errors import EngineError
 
-_Bytes = npt.NDArray[np.uint8]
 OnWrite = Callable[[str, int, Ints], None]
 """``(kind, layer, cells)``: the K or V (``kind``) of a layer has been written into these cells."""
-
-
-class Tensor(ctypes.Structure):
-    """``struct ggml_tensor`` of llama-cpp-python 0.3.36."""
-
-    _fields_ = (
-        ("type", ctypes.c_int),
-        ("buffer", ctypes.c_void_p),
-        ("ne", ctypes.c_int64 * 4),
-        ("nb", ctypes.c_size_t * 4),
-        ("op", ctypes.c_int),
-        ("op_params", ctypes.c_int32 * 16),
-        ("flags", ctypes.c_int32),
-        ("src", ctypes.c_void_p * 10),
-        ("view_src", ctypes.c_void_p),
-        ("view_offs", ctypes.c_size_t),
-        ("data", ctypes.c_void_p),
-        ("name", ctypes.c_char * 64),
-    )
-
-
-def op_number(name: str) -> int:
-    """ggml's number of the operation ``name``, for example ``SET_ROWS``."""
-    number = next((i for i in range(256) if ggml.ggml_op_name(i) == name.encode()), None)
-    if number is None:
-        raise LookupError(f"this build of ggml has no operation {name}")
-    return number
 
 
 _OP_OFFSET, _VIEW_OFFSET = Tensor.op.offset, Tensor.view_src.offset
 _CACHE = re.compile(r"cache_([kv])_l(\d+)")
 _SCORES = b"kq_soft_max-"
-
-
-def read_bytes(address: int, size: int | None = None) -> _Bytes:
-    """The first ``size`` bytes of a tensor, all if None: a view where they are in host memory, else a copy."""
-    tensor = Tensor.from_address(address)
-    size = ggml.ggml_nbytes(address) if size is None else size
-    if is_on_host(tensor):
-        return np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(tensor.data))
-    copy = np.empty(size, np.uint8)
-    ggml.ggml_backend_tensor_get(address, copy.ctypes.data, 0, size)
-    return copy
-
-
-def write_bytes(address: int, data: _Bytes) -> None:
-    """Bring what :func:`read_bytes` gave, changed, back into the tensor; a view is there already."""
-    if not is_on_host(Tensor.from_address(address)):
-        ggml.ggml_backend_tensor_set(address, data.ctypes.data, 0, data.nbytes)
-
-
-def is_on_host(tensor: Tensor) -> bool:
-    """Whether the processor can read and write the tensor's data where it is."""
-    return bool(ggml.ggml_backend_buffer_is_host(_base(tensor)[1].buffer))
-
-
-def _base(tensor: Tensor) -> tuple[int, Tensor]:
-    """The tensor that ``tensor`` is a view of in the end, with its address; 0 and itself if of none."""
-    address = 0
-    while tensor.view_src:
-        address = tensor.view_src
-        tensor = Tensor.from_address(address)
-    return address, tensor
 
 
 class CacheTap:
@@ -94,6 +32,8 @@ class CacheTap:
 
     Attributes:
         tensors: the address of each cache tensor by (``k`` or ``v``, layer), after the first decode.
+        ropes: how each layer's K was rotated before it was written, by layer, after the first decode; None where
+            it was not.
         mass: float32 ``[n_rows, n_cells]``, what the observed queries of this batch looked at; a row is a KV head
             of one of ``rows``' layers.
     """
@@ -105,26 +45,30 @@ class CacheTap:
         *,
         moment: int,
         on_write: OnWrite | None = None,
+        rotations: bool = False,
     ) -> None:
         """Watch the layers in ``rows``, each with its rows of :attr:`mass`, in a cache of ``n_cells``.
 
-        ``moment`` is the power to which probabilities are summed; 0 does not look at them.
+        ``moment`` is the power to which probabilities are summed, unless a batch has its own; 0 does not look at
+        them.
         ``on_write(kind, layer, cells)`` is called when the K or V of any layer has been written and before
-        attention reads it.
+        attention reads it. With ``rotations`` it is found out how K is rotated; :meth:`Context.decode` raises an
+        EngineError where that is not known.
         """
         self.tensors: dict[tuple[str, int], int] = {}
+        self.ropes: dict[int, KeyRope | None] = {}
         self.mass: Floats = np.zeros((max((r.stop for r in rows.values()), default=0), n_cells), np.float32)
         self._rows, self._first = dict(rows), min(rows, default=-1)
-        self._moment, self._on_write = moment, on_write
+        self._moment, self._on_write, self._rotations = moment, on_write, rotations
         self._known: dict[int, tuple[str, int]] = {}
         self._cells: list[Ints] = []
-        self._skip = 0
+        self._skip, self._power = 0, moment
         self._set_rows, self._soft_max = op_number("SET_ROWS"), op_number("SOFT_MAX")
 
-    def begin(self, skip: int = 0) -> None:
-        """A new batch, whose first ``skip`` queries are not observed."""
+    def begin(self, skip: int = 0, moment: int | None = None) -> None:
+        """A new batch, whose first ``skip`` queries are not observed; ``moment`` is its own, if given."""
         self._cells.clear()
-        self._skip = skip
+        self._skip, self._power = skip, self._moment if moment is None else moment
         self.mass[:] = 0
 
     def cells(self, n_tokens: int) -> Ints:
@@ -160,7 +104,7 @@ class CacheTap:
             return False
         kind, layer = written
         tensor = Tensor.from_address(address)
-        cells = self._indices(tensor, _base(tensor)[1], kind)
+        cells = self._indices(tensor, base_of(tensor)[1], kind)
         if not ask:
             assert self._on_write is not None  # else the tensor was not asked for
             self._on_write(kind, layer, cells)
@@ -170,11 +114,13 @@ class CacheTap:
 
     def _find(self, address: int) -> tuple[str, int] | None:
         """Which cache tensor a ``SET_ROWS`` node writes; None where it writes something else."""
-        base_address, base = _base(Tensor.from_address(address))
+        base_address, base = base_of(Tensor.from_address(address))
         match = _CACHE.fullmatch(base.name.decode())
         if match is None:
             return None
         written = match[1], int(match[2])
+        if match[1] == "k" and self._rotations:
+            self.ropes[written[1]] = key_rope(address)
         self.tensors[written], self._known[base_address] = base_address, written
         return written
 
@@ -205,10 +151,10 @@ class CacheTap:
     def _summed(self, p: Floats) -> Floats:
         """Over the queries: ``[n_head, n_query, n_cells]`` to ``[n_head, n_cells]``."""
         if p.shape[1] == 1:
-            return p[:, 0] ** self._moment
-        if self._moment == 2:
+            return p[:, 0] ** self._power
+        if self._power == 2:
             # One pass, without the squares in memory.
             squares: Floats = np.einsum("hqc,hqc->hc", p, p)
             return squares
-        total: Floats = (p if self._moment == 1 else p**self._moment).sum(axis=1)
+        total: Floats = (p if self._power == 1 else p**self._power).sum(axis=1)
         return total

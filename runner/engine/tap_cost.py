@@ -7,8 +7,9 @@ from dataclasses import replace
 
 from kvcache.policies import make_policy
 from kvcache.selection import Selector
+from runner.engine.chooser import Eviction
 from runner.engine.context import Context, ContextParams
-from runner.engine.eviction import EvictingContext, Eviction
+from runner.engine.eviction import EvictingContext
 from runner.engine.weights import Weights
 from runner.planning.model.profile import ModelProfile
 
@@ -34,7 +35,7 @@ def tap_ratio(weights: Weights, profile: ModelProfile, params: ContextParams, wo
         make_policy("h2o", {}), Selector(), budget=cells, chunk=params.n_ubatch, interval=_STEPS
     )
     bare = Context(weights, params)
-    observed = EvictingContext(weights, params, eviction, profile.full_layers)
+    observed = EvictingContext(weights, params, eviction, profile.attention_layers)
     contexts: list[Context] = [bare, observed]
     seconds = {id(context): 0.0 for context in contexts}
     try:

@@ -49,6 +49,8 @@ class Weights:
         self.vocab = lib.llama_model_get_vocab(handle)
         self.n_vocab = int(lib.llama_vocab_n_tokens(self.vocab))
         self.n_swa = int(lib.llama_model_n_swa(handle))
+        rope_type = int(lib.llama_model_rope_type(handle))
+        self.is_mrope = rope_type in (lib.LLAMA_ROPE_TYPE_MROPE, lib.LLAMA_ROPE_TYPE_IMROPE)
 
     def close(self) -> None:
         """Free the model; every context on it must be closed before."""

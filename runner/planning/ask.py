@@ -28,6 +28,7 @@ class Workload:
         chats: whether any of them has messages or a system text of its own.
         score_tokens: the longest text that is scored, which ``prompt_tokens`` counts too; 0 without any.
         asks: whether anything is asked; False where there are texts to score alone.
+        probe_tokens: the longest probe; 0 without any.
     """
 
     prompt_tokens: int
@@ -37,6 +38,7 @@ class Workload:
     chats: bool = False
     score_tokens: int = 0
     asks: bool = True
+    probe_tokens: int = 0
 
 
 SCORED_AT_ONCE = 128
@@ -75,6 +77,7 @@ def request_for(
             documents=_keeps_documents(workload),
             conversation=workload.conversation,
             processes=config.swarm_size.workers if config.workers.kind == "isolated" else 1,
+            probe_tokens=workload.probe_tokens,
         ),
         flash_attn=not facts.without_flash
         and choose(

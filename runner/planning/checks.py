@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from runner.config import KvModeConfig, WindowConfig
+from runner.config import WindowConfig
 from runner.errors import PlanRefusedError
+from runner.kv_mode import KvModeConfig
 from runner.planning.model.profile import ModelProfile
 
 

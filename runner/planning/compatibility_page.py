@@ -8,7 +8,8 @@ from typing import Literal
 
 import yaml
 
-from runner.config import JobConfig, KvModeConfig
+from runner.config import JobConfig
+from runner.kv_mode import KvModeConfig
 from runner.parsing import conf_dir, parse
 from runner.planning.compatibility import RULES, Rule
 from runner.planning.facts import Facts

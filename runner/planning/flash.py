@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Literal
 
 from kvcache import budget
-from runner.config import JobConfig, KvModeConfig
+from runner.config import JobConfig
+from runner.kv_mode import KvModeConfig
 from runner.planning.hardware.cpu import cpu_name
 
 Ratios = Mapping[str, float]

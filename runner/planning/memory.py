@@ -7,7 +7,7 @@ the engine's dry run reserves; where a file is at hand the dry run's figure repl
 from __future__ import annotations
 
 from kvcache import budget
-from runner.config import KvModeConfig
+from runner.kv_mode import KvModeConfig
 from runner.planning.model import architectures
 from runner.planning.model.profile import ModelProfile
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from runner.config import KvModeConfig, SpillConfig, WindowConfig
+from runner.config import SpillConfig, WindowConfig
+from runner.kv_mode import KvModeConfig
 from runner.planning.hardware.budget import Hardware
 from runner.planning.model.profile import ModelProfile
 
@@ -26,6 +27,7 @@ class Demand:
         conversation: whether prompts have turns; their window climbs the ladder unless it is fixed.
         processes: processes with a context each: the workers of an isolated swarm. Each serves
             ``workers / processes`` of them.
+        probe_tokens: the longest probe, which stands beside a chunk and what is kept.
     """
 
     prefix_tokens: int
@@ -37,6 +39,7 @@ class Demand:
     documents: bool = False
     conversation: bool = False
     processes: int = 1
+    probe_tokens: int = 0
 
 
 @dataclass(frozen=True)

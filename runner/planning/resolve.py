@@ -7,7 +7,7 @@ What is charged::
 and where an isolated swarm runs a process a worker, everything but mapped weights once for each process. With an
 eviction mode the cells are::
 
-    budget + max(chunk, workers * suffix)
+    budget + max(chunk + probe, workers * suffix)
 
 whatever the prompt's length; with an answer longer than the budget, no more of it than that and an interval.
 """
@@ -38,7 +38,7 @@ def resolve(request: Request) -> Plan:
             eviction mode's budget is no smaller than the window.
     """
     plan = _resolved(request)
-    checks.budget(request.kv_mode, plan.budget_cells, plan.window_tokens)
+    checks.budget(request.kv_mode, plan.budget_cells, plan.prefix_tokens + plan.suffix_tokens)
     return plan
 
 
@@ -55,11 +55,19 @@ def _resolved(request: Request) -> Plan:
     tokens = checks.window_tokens(
         profile,
         request.window,
-        demand.prefix_tokens,
+        _positions(request),
         demand.suffix_tokens,
         evicts=request.kv_mode.evicts,
     )
     return at_window(request, tokens)
+
+
+def _positions(request: Request) -> int:
+    """How many positions the longest prompt takes: one a token, unless what is kept of it moves together."""
+    mode, tokens = request.kv_mode, request.demand.prefix_tokens
+    if not mode.compacts:
+        return tokens
+    return min(tokens, mode.budget_cells(tokens) + mode.chunk + request.demand.probe_tokens)
 
 
 def climbs(window: WindowConfig, *, conversation: bool) -> bool:
@@ -91,7 +99,7 @@ def at_window(request: Request, window_tokens: int, spill: SpillConfig | None = 
     cells = budget.padded_cells(demand.in_flight * (prefix + workers * demand.suffix_tokens))
     if mode.evicts:
         own = min(demand.suffix_tokens, kept + mode.interval)
-        cells = budget.padded_cells(kept + max(mode.chunk, workers * own))
+        cells = budget.padded_cells(kept + max(mode.chunk + demand.probe_tokens, workers * own))
     sliding = 0
     if slides:
         sliding = budget.sliding_cells(

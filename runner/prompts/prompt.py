@@ -64,6 +64,7 @@ class Prompt:
     """A question, a chat that ends in one, or a conversation of several, and what is known about it.
 
     ``document`` stands before the (first) question; prompts with the same document prefill it once.
+    ``probes`` are questions that a KV mode which probes asks the document in place of the prompt's own.
     ``answer`` is the expected one, ``choices`` are option texts in the order A, B, C..., ``meta`` is carried,
     never read. ``kind`` says how an answer is read out of a text; it is None only until the prompts are
     loaded. With ``turns`` all of these are each turn's own.
@@ -74,6 +75,7 @@ class Prompt:
     messages: list[Message] = field(default_factory=list)
     turns: list[Turn] = field(default_factory=list)
     document: Text | None = None
+    probes: list[Text] = field(default_factory=list)
     answer: Answer | None = None
     choices: Choices = field(default_factory=list)
     kind: AnswerKind | None = None

@@ -12,13 +12,14 @@ from typing import Any, Literal
 import numpy as np
 
 from runner import models
-from runner.config import JobConfig, KvModeConfig, PlanConfig, SwarmConfig, WindowConfig
+from runner.config import JobConfig, PlanConfig, SwarmConfig, WindowConfig
 from runner.engine.context import Context
 from runner.engine.eviction import EvictingContext
 from runner.engine.eviction_log import EvictionRound
 from runner.engine.scoring import score_rows
 from runner.engine.weights import Weights
 from runner.errors import ConfigError, EngineError, Interrupted, PlanRefusedError, PromptError
+from runner.kv_mode import KvModeConfig
 from runner.planning.model.profile import ModelProfile
 from runner.planning.plan import Plan
 from runner.planning.remedies import accept

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Iterable, Iterator
 
 from runner.context import PreparedPrompt
+from runner.engine.reading import Reading
 from runner.engine.scheduler import Scheduler
 from runner.engine.sequence import Generation, Group
 
@@ -27,6 +28,7 @@ def group_of(item: PreparedPrompt, *, workers: int, seed: int) -> Group:
         document=item.document,
         question=item.question,
         seeds=tuple(worker_seed(seed, prompt_id, worker) for worker in range(workers)),
+        reading=Reading(probes=item.probes),
     )
 
 

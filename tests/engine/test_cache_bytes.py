@@ -9,10 +9,11 @@ from planned import plan
 from tensors import CELLS, STATES, Seen
 from tiny_models import WRITERS
 
-from runner.config import KvModeConfig
 from runner.engine.context import Context, context_params
-from runner.engine.tap import CacheTap, read_bytes
+from runner.engine.tap import CacheTap
+from runner.engine.tensors import read_bytes
 from runner.engine.weights import Weights
+from runner.kv_mode import KvModeConfig
 from runner.planning.model.gguf_header import from_gguf
 from runner.planning.plan import Plan
 from runner.planning.sequences import sequences_needed

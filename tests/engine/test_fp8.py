@@ -10,13 +10,13 @@ from evicting import prose
 from planned import plan
 
 from kvcache import fp8
-from runner.config import KvModeConfig
 from runner.engine import modes
 from runner.engine.cache_layer import CacheLayer
 from runner.engine.context import Context, context_params
 from runner.engine.modes import open_context
 from runner.engine.tap import CacheTap
 from runner.engine.weights import Weights
+from runner.kv_mode import KvModeConfig
 from runner.planning.model.gguf_header import from_gguf
 from runner.planning.plan import Plan
 

@@ -19,7 +19,8 @@ from kvcache.stores.base import LayerShape
 from kvcache.stores.evicting import EvictingStore, evict_layers
 from kvcache.stores.floats import FloatCells
 from runner.engine import eviction
-from runner.engine.tap import CacheTap, Tensor, op_number, read_bytes
+from runner.engine.tap import CacheTap
+from runner.engine.tensors import Tensor, op_number, read_bytes
 from runner.engine.weights import Weights
 from runner.planning.model.gguf_header import from_gguf
 from runner.planning.model.profile import Layer

@@ -32,13 +32,15 @@ def held_tokens(
     total = (rng.random((n_head, n_cells)) * queries * 0.1).astype(np.float32)
     if policy is not None and policy.needs != "attention":
         queries, total = np.zeros_like(queries), np.zeros_like(total)
+    probes = policy is None or policy.probes
+    asked = (rng.random((n_head, n_cells)) * 0.1 * probes).astype(np.float32)
     keys = rng.standard_normal((n_head, n_cells, 8)).astype(np.float32)
     values = rng.standard_normal((n_head, n_cells, 6)).astype(np.float32)
-    for array in (positions, queries, total, keys, values):
+    for array in (positions, queries, total, asked, keys, values):
         array.flags.writeable = False
     needs_keys = policy is None or policy.needs == "keys"
     return HeldTokens(
-        positions, total, queries, end, (lambda: keys) if needs_keys else refused, lambda: values
+        positions, total, queries, asked, end, (lambda: keys) if needs_keys else refused, lambda: values
     )
 
 
@@ -47,7 +49,7 @@ def tokens(got: object, queries: object, keys: object = None) -> HeldTokens:
     total, seen = np.array(got, np.float32), np.array(queries, np.float32)
     at = np.broadcast_to(np.arange(total.shape[1]), total.shape)
     rows = np.array(keys, np.float32)
-    return HeldTokens(at, total, seen, total.shape[1], lambda: rows, lambda: rows)
+    return HeldTokens(at, total, seen, np.zeros_like(total), total.shape[1], lambda: rows, lambda: rows)
 
 
 def evicting(policy: Policy, granularity: Granularity = "head", budget: int = BUDGET) -> EvictingStore:
@@ -87,6 +89,7 @@ def test_columns_are_in_no_order(policy: Policy) -> None:
         held.positions[:, mixed],
         held.mass[:, mixed],
         held.queries[:, mixed],
+        held.asked[:, mixed],
         held.end,
         lambda: held.read_keys()[:, mixed],
         lambda: values[:, mixed],

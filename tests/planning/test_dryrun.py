@@ -11,12 +11,12 @@ import pytest
 from planned import AUTO, KIB, MIB, ask, card, plan
 from tiny_models import WRITERS, write_llama, write_qwen3moe, write_qwen35, write_qwen35moe
 
-from runner.config import KvModeConfig
 from runner.engine import dryrun
 from runner.engine.context import Context, context_params
 from runner.engine.dryrun import LogLines, dry_run
 from runner.engine.weights import Weights
 from runner.errors import EngineError
+from runner.kv_mode import KvModeConfig
 from runner.planning.model.gguf_header import from_gguf
 from runner.planning.plan import Plan
 from runner.planning.resolve import resolve, with_dry_run

@@ -11,8 +11,9 @@ from planned import DENSE, HYBRID, MIB, MIXTURE, SMALL, ask, card, declared, hos
 
 from kvcache.policies import POLICIES, make_policy
 from runner import identity
-from runner.config import JobConfig, KvModeConfig, SpillConfig, SwarmConfig, WindowConfig, defaults
+from runner.config import JobConfig, SpillConfig, SwarmConfig, WindowConfig, defaults
 from runner.errors import ConfigError, PlanRefusedError
+from runner.kv_mode import KvModeConfig
 from runner.models.catalogue import named
 from runner.parsing import conf_dir, parse
 from runner.planner import Planner

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.config import KvModeConfig
+from runner.kv_mode import KvModeConfig
 from runner.planning.flash import Shape, choose, read, remember
 
 SHAPE = Shape("cpu", 2, "smollm2", "f16", "f16", workers=8, prompt_tokens=2000)

@@ -13,10 +13,10 @@ import pytest
 from planned import KIB, ask, plan
 from tiny_models import WRITERS
 
-from runner.config import KvModeConfig
 from runner.engine.context import Context, context_params
 from runner.engine.dryrun import LogLines, parse
 from runner.engine.weights import Weights
+from runner.kv_mode import KvModeConfig
 from runner.planning.model.gguf_header import from_gguf
 from runner.planning.model.profile import ModelProfile
 from runner.planning.plan import DryRun, Plan

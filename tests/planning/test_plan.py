@@ -6,8 +6,9 @@ from dataclasses import replace
 import pytest
 from planned import AUTO, DENSE, HYBRID, MIB, MIXTURE, Q8, SMALL, ask, card, declared, host, plan, unified
 
-from runner.config import KvModeConfig, SpillConfig, WindowConfig
+from runner.config import SpillConfig, WindowConfig
 from runner.errors import PlanRefusedError
+from runner.kv_mode import KvModeConfig
 from runner.planning.hardware.budget import GIB
 from runner.planning.model.profile import Layer, ModelProfile
 from runner.planning.plan import DryRun

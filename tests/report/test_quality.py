@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from runner.config import JobConfig, KvModeConfig
+from runner.config import JobConfig
+from runner.kv_mode import KvModeConfig
 from runner.report.quality import interval, leaderboard, shown
 from runner.tables import TableWriter, load
 
