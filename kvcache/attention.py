@@ -87,3 +87,42 @@ def mass(probabilities: Floats, n_head_kv: int) -> Floats:
     by_head: Floats = probabilities.sum(axis=1, dtype=np.float32)
     shared: Floats = by_head.reshape(n_head_kv, n_head // n_head_kv, n_cells).sum(axis=1)
     return shared
+
+
+def most_asked(most: Floats, given: Floats) -> Floats:
+    """What any probe gave each cell at the most, with one more probe.
+
+    A probe gives a cell the mean of its queries' attention. Each query's is 1 in all, with what it gives the
+    probe's own tokens.
+
+    Args:
+        most: float32 ``[n_rows, n_cells]``, of the probes before; zeros where this is the first.
+        given: float32 ``[n_rows, n]``, the attention that the probe's queries gave all that they saw, as
+            :func:`mass` sums it: to those cells and, in the columns behind them, to the probe's own tokens.
+
+    Returns:
+        float32 ``[n_rows, n_cells]``.
+    """
+    mean = given / given.sum(axis=1, keepdims=True)
+    higher: Floats = np.maximum(most, mean[:, : most.shape[1]])
+    return higher
+
+
+def with_all_heads(asked: Floats, positions: Ints, weight: float) -> Floats:
+    """What each head's probes looked at, and ``weight`` times the mean of what those of all heads looked at.
+
+    The heads that will copy the answer do not look at it before it is said: they need what others find.
+
+    Args:
+        asked: float32 ``[n_rows, n_cells]``, a row a head of any layer.
+        positions: int64 of the same shape, the token that each is about.
+        weight: of the mean over all rows; one that does not hold a token gave it nothing.
+
+    Returns:
+        float32 ``[n_rows, n_cells]``.
+    """
+    if not weight or not asked.size:
+        return asked
+    mean = np.bincount(positions.ravel(), weights=asked.ravel()) / len(asked)
+    together: Floats = asked + np.float32(weight) * mean[positions].astype(np.float32)
+    return together

@@ -109,7 +109,7 @@ class _Command:
             view.scores()
 
     def summary(self) -> None:
-        """One line a job, what the modes that were scored cost, and where the tables are."""
+        """One line a job, what each mode costs and answers, and where the tables are."""
         for outcome in self.outcomes:
             self.console.print(outcome.line(), highlight=False, markup=False, soft_wrap=True)
         self._compare()
@@ -118,17 +118,19 @@ class _Command:
             self.console.print(f"tables: {cli.near(folder)}", highlight=False, markup=False, soft_wrap=True)
 
     def _compare(self) -> None:
-        """The leaderboard, where this sweep scored texts under more than one mode."""
+        """The leaderboard, where this sweep has more than one row of it."""
         results = [outcome.result for outcome in self.outcomes if outcome.result is not None]
-        if not self.sweep or not any(result.texts for result in results):
+        if not self.sweep or len(results) < 2:
             return
-        from runner.report import quality
+        from runner.report import answers, quality
         from runner.tables import load
 
         tables = load(self.outcomes[0].folder.parent)
         board = quality.leaderboard(tables, {result.job_id for result in results})
         if len(board) > 1:
-            self.console.print(quality.shown(board))
+            for rows, table in (("texts", quality.shown), ("prompts", answers.answered)):
+                if board[rows].any():
+                    self.console.print(table(board))
 
     def status(self) -> int:
         """Non-zero where a job failed, or where none of several was done; a refused cell is a result."""

@@ -13,11 +13,12 @@ from pydantic.dataclasses import dataclass as checked
 
 from runner import models
 from runner.config import JobConfig
-from runner.errors import KvswarmError
+from runner.errors import BeyondTrainedError, KvswarmError
 from runner.overrides import with_overrides
 from runner.planner import Planner
+from runner.planning.beyond import within
 from runner.planning.plan import Plan
-from runner.planning.remedies import Step, applied, ladder, sufficient
+from runner.planning.remedies import Step, applied, ladder, numbered, sufficient
 from runner.planning.resolve import with_more_compute
 
 
@@ -85,11 +86,13 @@ class Answers:
         helps = (remedies or config.plan.apply) and self._question.solve is None
         try:
             config = self._planner.chosen(config)
+            config, before = self._within(config) if helps else (config, ())
             for number, plan in enumerate(self._plans(config)):
                 key = self._key(overrides, number)
-                steps: tuple[Step, ...] = ()
+                steps = before
                 if helps and plan.status == "refused":
-                    plan, steps = self._remedied(config, plan)
+                    plan, more = self._remedied(config, plan)
+                    steps = numbered(before, more)
                 yield Answer(key, overrides, config, plan, steps)
         except KvswarmError as error:
             yield Answer(self._key(overrides, 0), overrides, config, None, error=str(error))
@@ -105,6 +108,20 @@ class Answers:
                 yield planner.largest_window(config).plan
             case "both":
                 yield from planner.frontier(config)
+
+    def _within(self, config: JobConfig) -> tuple[JobConfig, tuple[Step, ...]]:
+        """``config``, or what reads the same prompts within the context that the model was trained for.
+
+        Raises:
+            BeyondTrainedError: there is no such thing, or ``plan.apply`` does not ask for it.
+        """
+        try:
+            self._planner.plan(config)
+        except BeyondTrainedError as error:
+            profile = self._planner.profile(config.model)
+            config, step = within(config, error, profile, self._planner.plan)
+            return config, (step,)
+        return config, ()
 
     def _remedied(self, config: JobConfig, plan: Plan) -> tuple[Plan, tuple[Step, ...]]:
         # What the engine asked for beyond the formula it will ask for beside any remedy.

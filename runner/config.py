@@ -15,8 +15,10 @@ from pydantic.dataclasses import dataclass
 
 from runner.kv_mode import Count, KvModeConfig, Share
 from runner.parsing import parse_bytes
-
-AnswerKind = Literal["number", "choice", "boolean", "regex", "text"]
+from runner.prompt_config import AnswerKind as AnswerKind
+from runner.prompt_config import PromptsConfig as PromptsConfig
+from runner.prompt_config import RecallConfig as RecallConfig
+from runner.prompt_config import TextsConfig as TextsConfig
 
 _INT32 = 2**31 - 1
 _STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
@@ -176,52 +178,6 @@ class StrategyConfig:
     """What happens to a prompt before the swarm sees it."""
 
     name: Literal["full"] = "full"
-
-
-@dataclass(frozen=True, config=_STRICT)
-class TextsConfig:
-    """Texts to score: ``count`` passages of ``tokens`` tokens out of each of ``sources``, beside the prompts.
-
-    A source is a text file, or ``pydoc``: Python's own language reference. The passages are spread over ``span``,
-    a share of the source from where to where, so that two jobs can have passages of which none is in both. Their
-    ``last`` tokens are scored, as many as the ``scoring`` group says if None.
-    """
-
-    sources: Annotated[list[str], Field(min_length=1)] = field(default_factory=lambda: ["pydoc"])
-    count: Annotated[int, Field(ge=0)] = 0
-    tokens: Annotated[int, Field(ge=16)] = 2048
-    last: Count | None = None
-    span: Annotated[list[Share], Field(min_length=2, max_length=2)] = field(
-        default_factory=lambda: [0.0, 1.0]
-    )
-
-
-@dataclass(frozen=True, config=_STRICT)
-class PromptsConfig:
-    """Where the prompts come from: ``path`` (JSONL), else ``items``, else the ``needle`` generator.
-
-    ``texts`` are scored beside them, and alone with ``prompts=texts``.
-
-    ``count`` questions about documents of ``tokens`` tokens that hold ``facts`` keyed facts each, at
-    ``depths`` (0 is the beginning, 1 the end), are what ``needle`` makes. ``limit`` takes the first prompts
-    only; ``kind``, ``pattern`` and ``system`` hold for every prompt that does not say otherwise.
-    """
-
-    name: str = "needle"
-    path: str | None = None
-    items: list[Any] = field(default_factory=list)
-    count: Count = 8
-    tokens: Annotated[int, Field(ge=128)] = 1000
-    facts: Annotated[int, Field(ge=1, le=100)] = 1
-    depths: Annotated[list[Share], Field(min_length=1)] = field(
-        default_factory=lambda: [0.1, 0.35, 0.6, 0.85]
-    )
-    seed: Annotated[int, Field(ge=0)] = 0
-    limit: Count | None = None
-    kind: AnswerKind | None = None
-    pattern: str | None = None
-    system: str | None = None
-    texts: TextsConfig = field(default_factory=TextsConfig)
 
 
 @dataclass(frozen=True, config=_STRICT)

@@ -32,6 +32,10 @@ class PlanRefusedError(KvswarmError):
     """A job that does not fit the window or the memory; the message carries the missing bytes."""
 
 
+class BeyondTrainedError(PlanRefusedError):
+    """A window that passes the context that the model was trained for."""
+
+
 class OutputError(KvswarmError):
     """An output folder that cannot be written, or that another run is writing."""
 

@@ -13,19 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import hydra
-import yaml
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, open_dict
 
-from runner.cli import no_such_option
 from runner.config import JobConfig, defaults
 from runner.errors import ConfigError
-from runner.overrides import change
+from runner.overrides import change, option
 from runner.parsing import conf_dir, parse
-
-_Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast where libyaml is
 
 
 @dataclass(frozen=True)
@@ -128,7 +124,7 @@ class _Parts:
         values = {part: asdict(present) if group else present}
         for override in overrides:
             if group and _name(override) == part:
-                values[part] = _option(part, override.partition("=")[2])
+                values[part] = option(part, override.partition("=")[2])
                 # What was fixed for the group holds for each of its options.
                 for fixed in self._fixed:
                     if _name(fixed).startswith(f"{part}."):
@@ -140,16 +136,3 @@ class _Parts:
 
 def _name(override: str) -> str:
     return override.partition("=")[0].lstrip("+~")
-
-
-def _option(group: str, name: str) -> dict[str, Any]:
-    """One option of a group over the group's defaults, as Hydra composes it where it stands alone.
-
-    Raises:
-        ConfigError: there is no such option.
-    """
-    folder = conf_dir() / group
-    path = folder / f"{name}.yaml"
-    if not path.is_file():
-        raise ConfigError(no_such_option(group, name, sorted(file.stem for file in folder.glob("*.yaml"))))
-    return {**defaults()[group], **(yaml.load(path.read_text(), Loader=_Loader) or {})}

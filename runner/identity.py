@@ -41,12 +41,11 @@ def settings_id(
 def _kv_mode(mode: KvModeConfig) -> dict[str, Any]:
     """What of a mode can change an answer: without a policy nothing of how one would evict."""
     kept = ("k", "v", "swa_full", "codec")
+    told = ("name", "survivors", "show_kept")
     settings = {
-        key: value for key, value in asdict(mode).items() if key in kept or (mode.evicts and key != "name")
+        key: value for key, value in asdict(mode).items() if key in kept or (mode.evicts and key not in told)
     }
-    if mode.probes:
-        settings["guided"].pop("survivors")
-    else:
+    if not mode.probes:
         settings.pop("probe", None)
         settings.pop("guided", None)
     return settings

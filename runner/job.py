@@ -9,7 +9,7 @@ from pathlib import Path
 
 from runner import identity, models
 from runner.config import JobConfig
-from runner.context import strategy_for, with_probes
+from runner.context import strategy_for, with_own_probes, with_probes
 from runner.desk import JobDesk
 from runner.dialogue import Dialogue, Swarm, opening
 from runner.engine import bindings
@@ -30,6 +30,7 @@ from runner.scoring.texts import Scorer, prepare
 from runner.session import Session
 from runner.tables import TableWriter
 from runner.trace import Tracer
+from runner.workers.diversity import Diversity
 from runner.workers.shared import run_swarm
 
 
@@ -79,7 +80,7 @@ def run_job(
         prompts = load_prompts(config.prompts, form.count)
         prepared = [strategy.prepare(prompt, form) for prompt in prompts if not prompt.turns]
         if config.kv_mode.probes:
-            prepared = with_probes(prepared, form, config.kv_mode)
+            prepared = with_own_probes(prepared, form, config.kv_mode.probe)
         conversations = [prompt for prompt in prompts if prompt.turns]
         openings = [opening(conversation, strategy, turn_form) for conversation in conversations]
         passages = load_passages(config.prompts, form.count)
@@ -88,6 +89,8 @@ def run_job(
         workload = replace(workload, conversation=bool(conversations))
         resolved = resolve_job(config, path, profile, workload)
         config, plan = resolved.config, resolved.plan
+        if config.kv_mode.probes:
+            prepared = with_probes(prepared, form, config.kv_mode)
 
         settings = _settings_id(config, path, plan)
         groups = [identity.group_id(settings, item) for item in prepared]
@@ -120,12 +123,23 @@ def run_job(
                         stopping=stopping,
                         progress=progress,
                     )
-                    swarm = run_swarm(scheduler, prepared, workers=plan.workers, seed=config.seed)
+                    swarm = run_swarm(
+                        scheduler,
+                        prepared,
+                        workers=plan.workers,
+                        seed=config.seed,
+                        diversity=Diversity.of(plan),
+                    )
                     for item, generations in swarm:
                         view.voted(item.prompt, ledger.group(item, generations))
                         rounds = context.take_rounds()
                         ledger.evicted(item.prompt.id, rounds)
                         view.evicted(item.prompt.id, rounds)
+                        kept = context.take_kept()
+                        ledger.survivors(item, kept, weights)
+                        if config.kv_mode.show_kept:
+                            tokens = item.document + item.question
+                            view.kept(item.prompt.id, kept, [weights.piece(t, special=True) for t in tokens])
             desk = JobDesk(config, settings, path, profile, workload, session, ledger, view, progress, tracer)
             speakers = Swarm(plan.workers, config.seed, config.sampling, strategy, config.window.on_refusal)
             for conversation in conversations:

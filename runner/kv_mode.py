@@ -59,16 +59,18 @@ class ProbeConfig:
 
     A probe is the prompt with each of ``texts`` in place of its question, ``{question}`` being the question
     itself, up to where the model would answer, and the first words of an ``answer``. What any of them looks at
-    counts. Only every ``every``-th chunk is probed, and the last one; ``decay`` is what is left of earlier
-    probes' attention.
+    counts: each head goes by its own attention and ``common`` times the mean of all heads'. Only every
+    ``every``-th chunk is probed, from the first that the budget does not hold, and the last one; ``decay`` is
+    what is left of earlier probes' attention.
     """
 
     texts: Annotated[list[Annotated[str, AfterValidator(_check_text)]], Field(min_length=1)] = field(
         default_factory=lambda: [QUESTION]
     )
     answer: str = ""
+    common: Annotated[float, Field(ge=0)] = 4.0
     every: Count = 1
-    decay: Share = 0.0
+    decay: Share = 0.7
 
 
 @dataclass(frozen=True, config=_STRICT)
@@ -77,12 +79,11 @@ class GuidedConfig:
 
     With ``share=question`` a document is read anew for each question, with ``group`` once for all of them, which
     then share what is kept. With ``diversify`` every worker reads it for itself, each with another first chunk,
-    budget and probe. ``survivors`` is how many of each head's kept tokens become rows of the table of that name.
+    budget and probe.
     """
 
     share: Literal["question", "group"] = "question"
     diversify: bool = False
-    survivors: Annotated[int, Field(ge=0)] = 16
 
 
 @dataclass(frozen=True, config=_STRICT)
@@ -99,7 +100,8 @@ class KvModeConfig:
     layers' scores where they choose together, in turn from the first layer to the last.
 
     With ``positions=compact`` what stays moves together after every eviction of prefill: no position passes the
-    budget, a chunk and an answer, so that a text may be longer than the model was trained for.
+    budget, a chunk and an answer. With ``auto`` it does so where the text would pass what the model was trained
+    for, and keeps its distances until then.
     """
 
     name: str = "f16"
@@ -117,9 +119,11 @@ class KvModeConfig:
     recent: Share = 0.25
     pool: Annotated[int, Field(ge=1)] = 1
     layer_weights: list[Annotated[float, Field(ge=0)]] = field(default_factory=list)
-    positions: Literal["original", "compact"] = "original"
+    positions: Literal["original", "compact", "auto"] = "original"
     probe: ProbeConfig = field(default_factory=ProbeConfig)
     guided: GuidedConfig = field(default_factory=GuidedConfig)
+    survivors: Annotated[int, Field(ge=0)] = 16
+    show_kept: bool = False
 
     @field_validator("options")
     @classmethod
@@ -158,8 +162,8 @@ class KvModeConfig:
 
     @property
     def compacts(self) -> bool:
-        """Whether positions are made contiguous after an eviction."""
-        return self.evicts and self.positions == "compact"
+        """Whether positions are made contiguous after evictions, of every one or of those that need it."""
+        return self.evicts and self.positions != "original"
 
     @property
     def selector(self) -> Selector:

@@ -9,6 +9,8 @@ from runner.config import JobConfig
 from runner.context import PreparedPrompt
 from runner.engine.eviction_log import EvictionRound
 from runner.engine.sequence import Generation
+from runner.engine.survivors import Kept, sample_survivors
+from runner.engine.weights import Weights
 from runner.growth import Growth
 from runner.planning.plan import Plan
 from runner.planning.remedies import Step
@@ -89,6 +91,17 @@ class Ledger:
         """A row of ``evictions`` for each round of a prompt."""
         key = {"job_id": self._record.job_id, "prompt_id": prompt_id}
         self._tables.extend("evictions", [key | asdict(round_) for round_ in rounds])
+
+    def survivors(self, item: PreparedPrompt, kept: Kept | None, weights: Weights) -> None:
+        """A row of ``survivors`` for each token of a sample of what was kept of a prompt."""
+        per_head = self._config.kv_mode.survivors
+        if kept is None or not per_head:
+            return
+        prompt_id = item.prompt.id
+        seed = f"{self._config.seed}/{prompt_id}/survivors"
+        sample = sample_survivors(kept, item.document + item.question, weights, per_head=per_head, seed=seed)
+        key = {"job_id": self._record.job_id, "prompt_id": prompt_id}
+        self._tables.extend("survivors", [key | vars(survivor) for survivor in sample])
 
     def group(self, item: PreparedPrompt, generations: Sequence[Generation]) -> Verdict | None:
         """A row of ``generations`` for each worker, and the group's vote: none where it was interrupted."""

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from runner import models
-from runner.config import HardwareConfig, JobConfig, ModelConfig, PromptsConfig
+from runner.config import HardwareConfig, JobConfig, ModelConfig
 from runner.errors import ConfigError
+from runner.expected import expected, with_probe
 from runner.planning import checks, flash, quants
 from runner.planning.ask import Workload, request_for
 from runner.planning.hardware.budget import Hardware, look, probe
@@ -21,12 +22,8 @@ from runner.planning.plan import Plan
 from runner.planning.request import Request
 from runner.planning.resolve import at_window, resolve
 from runner.planning.sequences import MAX_SEQUENCES
-from runner.prompts import least_tokens, load_passages, load_prompts
 
 MOST_WORKERS = 128
-
-_TEMPLATE_TOKENS = 40
-"""About what a chat template adds."""
 
 
 def measured_shapes() -> Path:
@@ -84,8 +81,14 @@ class Planner:
         """The longest window that fits, in tokens; the prompts are taken to fill it.
 
         Raises:
+            ConfigError: as :meth:`plan`; a mode whose window has nothing to do with how long a prompt is.
             PlanRefusedError: as :meth:`plan`; an eviction mode's budget is no smaller than that window.
         """
+        if config.kv_mode.compacts:
+            raise ConfigError(
+                f"solve=window with kv_mode.positions={config.kv_mode.positions}: a document of any length is read "
+                "in the window that there is; leave solve out, or set kv_mode.positions=original"
+            )
         request = self.request(config)
         suffix = request.demand.suffix_tokens
         native = request.profile.n_ctx_train or config.window.target
@@ -131,10 +134,12 @@ class Planner:
 
     def workload(self, config: JobConfig) -> Workload:
         """What the prompts come to, as well as can be told without a tokenizer."""
-        workload: Workload = self._once("prompts", config.prompts, lambda: expected(config.prompts))
-        return (
-            workload if self._prompt_tokens is None else replace(workload, prompt_tokens=self._prompt_tokens)
-        )
+        prompts, mode, tokens = config.prompts, config.kv_mode, self._prompt_tokens
+        workload: Workload = self._once("prompts", prompts, lambda: expected(prompts, tokens))
+        if not mode.probes:
+            return workload
+        probed: Workload = self._once(f"{id(workload)}", mode.probe, lambda: with_probe(workload, mode.probe))
+        return probed
 
     def _probed(self, config: HardwareConfig) -> Hardware:
         here = probe(config, can_offload=self._can_offload, machine=self._here)
@@ -169,30 +174,3 @@ def _profile(model: ModelConfig) -> ModelProfile:
             f"model={model.label} has neither a file nor a profile; set model.path to a GGUF file"
         )
     return declared
-
-
-def expected(prompts: PromptsConfig) -> Workload:
-    """What prompts come to, as well as can be told without a tokenizer.
-
-    Written texts are taken at 4 bytes a token, which is what English takes, half of the lower bound's 8.
-
-    Raises:
-        PromptError: as :func:`runner.prompts.load_prompts` and :func:`runner.prompts.load_passages`.
-    """
-    least = least_tokens(prompts)
-    texts = [len(passage.text.encode()) // 4 for passage in load_passages(prompts, len)]
-    scored = max([prompts.texts.tokens if prompts.texts.count else 0, *texts])
-    if prompts.path is None and not prompts.items and prompts.name == "needle":
-        longest = max(prompts.tokens, scored)
-        return Workload(longest, documents=True, prompts=prompts.count, score_tokens=scored)
-    # Nothing that is written down is counted here, and prompts.system is no text of a prompt's own.
-    written = load_prompts(replace(prompts, system=None), len)
-    return Workload(
-        max(2 * least + _TEMPLATE_TOKENS if written else 0, scored),
-        score_tokens=scored,
-        asks=bool(written),
-        documents=any(prompt.document for prompt in written),
-        prompts=len(written),
-        conversation=any(prompt.turns for prompt in written),
-        chats=any(prompt.messages or prompt.system for prompt in written),
-    )

@@ -91,8 +91,10 @@ class JobRecord:
             self._facts |= {
                 "load_s": progress.load_s,
                 "prefill_s": progress.prefill_s,
+                "probe_s": progress.probe_s,
                 "decode_s": progress.decode_s,
                 "prefill_tokens": progress.prefill_tokens,
+                "probe_tokens": progress.probe_tokens,
                 "generated_tokens": progress.generated_tokens,
                 "peak_rss_bytes": tracer.peak_rss_bytes,
                 "peak_vram_bytes": tracer.peak_vram_bytes,

@@ -12,16 +12,19 @@ import psutil
 from runner.config import JobConfig, SpillConfig
 from runner.context import PreparedPrompt
 from runner.engine.dryrun import dry_run
-from runner.errors import ConfigError
+from runner.errors import BeyondTrainedError, ConfigError
+from runner.expected import expected
 from runner.overrides import with_overrides
-from runner.planner import expected, measured_shapes
+from runner.planner import measured_shapes
 from runner.planning import compatibility, flash, quants
 from runner.planning.ask import Workload, request_for
+from runner.planning.beyond import within
 from runner.planning.facts import Facts
 from runner.planning.hardware.budget import Hardware, probe, with_held
 from runner.planning.hardware.build import offload_backends
 from runner.planning.model.profile import ModelProfile, from_config
 from runner.planning.plan import Plan
+from runner.planning.prefill import Asked, Probe
 from runner.planning.remedies import Step, accept, applied, ladder, numbered, sufficient
 from runner.planning.request import Request
 from runner.planning.resolve import at_window, resolve, with_dry_run, with_more_compute
@@ -41,7 +44,7 @@ class Resolved:
 
 
 def workload_of(prepared: Sequence[PreparedPrompt], texts: Sequence[ScoredText] = ()) -> Workload:
-    """What one-shot prompts ask for, and texts that are scored beside them."""
+    """What one-shot prompts ask for, each with its own probes, and texts that are scored beside them."""
     scored = max((len(text.tokens) for text in texts), default=0)
     return Workload(
         prompt_tokens=max([scored, *(item.tokens_sent for item in prepared)]),
@@ -49,8 +52,22 @@ def workload_of(prepared: Sequence[PreparedPrompt], texts: Sequence[ScoredText] 
         prompts=len(prepared),
         score_tokens=scored,
         asks=bool(prepared),
-        probe_tokens=max((len(probe) for item in prepared for probe in item.probes), default=0),
+        asked=tuple(_asked(item) for item in prepared),
     )
+
+
+def _asked(item: PreparedPrompt) -> Asked:
+    """What ``item`` is prefilled with; where it has no probes, with those that a guided reading would give it."""
+    probes: tuple[tuple[Probe, ...], ...] = tuple(
+        tuple((probe, len(probe)) for probe in of_text) for of_text in item.probes_by_text
+    )
+    if not probes and item.prompt.probes:
+        # No token is shorter than a byte, and what stands around the question stands around its own probes.
+        around = len(item.question)
+        probes = (tuple((probe, len(probe.encode()) + around) for probe in item.prompt.probes),)
+    elif not probes:
+        probes = (((item.question, len(item.question)),),)
+    return Asked(item.document, len(item.document), len(item.question), probes)
 
 
 def refuse_early(config: JobConfig) -> None:
@@ -62,7 +79,15 @@ def refuse_early(config: JobConfig) -> None:
     """
     _check_runs(config)
     workload = expected(config.prompts)
-    compatibility.check(Facts(config, chats=workload.chats, turns=workload.conversation))
+    compatibility.check(
+        Facts(
+            config,
+            chats=workload.chats,
+            turns=workload.conversation,
+            bare=workload.bare,
+            scores=workload.score_tokens > 0,
+        )
+    )
 
 
 def choose_quant(config: JobConfig) -> JobConfig:
@@ -87,7 +112,7 @@ def refuse_before_fetch(config: JobConfig) -> None:
     profile, hardware = from_config(config.model.profile), _hardware(config)
     workload = _least(config, profile)
     resolved = _decide(
-        config, lambda job: resolve(_request(job, profile, hardware, workload)), lambda plan: plan
+        config, profile, lambda job: resolve(_request(job, profile, hardware, workload)), lambda plan: plan
     )
     accept(resolved.plan, resolved.steps)
 
@@ -104,7 +129,7 @@ def _least(config: JobConfig, profile: ModelProfile) -> Workload:
         passed = mode.budget_cells(tokens) + 1
         answer = config.sampling.max_tokens if expects.asks else 1
         tokens = max(tokens, min(passed, profile.n_ctx_train or passed) - answer)
-    return Workload(tokens, conversation=expects.conversation, asks=expects.asks)
+    return Workload(tokens, documents=expects.documents, conversation=expects.conversation, asks=expects.asks)
 
 
 def resolve_job(config: JobConfig, path: Path, profile: ModelProfile, workload: Workload) -> Resolved:
@@ -121,7 +146,7 @@ def resolve_job(config: JobConfig, path: Path, profile: ModelProfile, workload: 
         budget = hardware if job.hardware == config.hardware else _hardware(job)
         return resolve(_request(job, profile, budget, workload, path))
 
-    return _decide(config, formula, lambda plan: measured(path, plan))
+    return _decide(config, profile, formula, lambda plan: measured(path, plan))
 
 
 def replan(
@@ -152,12 +177,23 @@ def replan(
 
 
 def _decide(
-    config: JobConfig, formula: Callable[[JobConfig], Plan], measure: Callable[[Plan], Plan]
+    config: JobConfig,
+    profile: ModelProfile,
+    formula: Callable[[JobConfig], Plan],
+    measure: Callable[[Plan], Plan],
 ) -> Resolved:
-    """The plan of ``config``, with the remedies that it needs and, where the config says so, takes."""
-    by_formula = formula(config)
-    plan = measure(by_formula)
+    """The plan of ``config``, with the remedies that it needs and, where the config says so, takes.
+
+    Raises:
+        PlanRefusedError: as ``formula``; of what passes the model's context with the remedy, where there is one.
+    """
     taken: tuple[Step, ...] = ()
+    try:
+        by_formula = formula(config)
+    except BeyondTrainedError as error:
+        config, step = within(config, error, profile, formula)
+        by_formula, taken = formula(config), (step,)
+    plan = measure(by_formula)
     while plan.status == "refused":
         # What the engine asked for beyond the formula it will ask for beside any remedy.
         beyond = max(plan.compute_bytes - by_formula.compute_bytes, 0)

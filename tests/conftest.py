@@ -1,10 +1,19 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from runner.models import fetch, known
+
+
+def pytest_configure() -> None:
+    """Give each of pytest-xdist's workers a core of its own: llama.cpp's threads spin while they wait."""
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "")
+    if worker and hasattr(os, "sched_setaffinity"):
+        cores = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {cores[int(worker.removeprefix("gw")) % len(cores)]})
 
 
 def _weights(name: str) -> Path:

@@ -39,11 +39,12 @@ def plain(weights: Weights, wanted: ContextParams) -> Iterator[Context]:
 def evicting(
     weights: Weights, wanted: ContextParams, policy: str = "h2o", *, budget: int = 128, chunk: int = 64,
     granularity: Granularity = "head", sinks: int = 4, interval: int = 16, pool: int = 1, compact: bool = False,
-    probe_every: int = 1, probe_decay: float = 0.0, **options: float,
+    recent: float = 0.25, probe_every: int = 1, probe_decay: float = 0.0, probe_common: float = 0.0,
+    **options: float,
 ) -> Iterator[EvictingContext]:  # fmt: skip
     eviction = Eviction(
-        make_policy(policy, options), Selector(sinks=sinks, pool=pool), budget, chunk, interval, granularity,
-        compact=compact, probe_every=probe_every, probe_decay=probe_decay,
+        make_policy(policy, options), Selector(sinks=sinks, recent=recent, pool=pool), budget, chunk, interval,
+        granularity, compact=compact, probe_every=probe_every, probe_decay=probe_decay, probe_common=probe_common,
     )  # fmt: skip
     profile = from_gguf(weights.path)
     recurrent = profile.state_bytes > 0

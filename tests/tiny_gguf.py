@@ -11,7 +11,7 @@ from gguf import GGUFWriter, TokenType
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
 Shape = tuple[int, ...]
-Fields = dict[str, int | float | list[int]]
+Fields = dict[str, int | float | str | list[int]]
 Tensors = dict[str, Shape]
 
 EOS = 257
@@ -26,6 +26,8 @@ def write(path: Path, arch: str, fields: Fields, tensors: Tensors, vocabulary: i
             writer.add_array(key, value)
         elif isinstance(value, float):
             writer.add_float32(key, value)
+        elif isinstance(value, str):
+            writer.add_string(key, value)
         else:
             writer.add_uint32(key, value)
     _add_tokenizer(writer, vocabulary)
@@ -62,6 +64,8 @@ def _values(random: np.random.Generator, name: str, shape: Shape) -> np.ndarray:
     """Random values that keep activations near 1, shaped as numpy wants them: the last axis runs fastest."""
     if name.endswith("norm.weight"):
         return np.ones(shape[::-1], np.float32)
+    if name == "rope_freqs.weight":
+        return np.linspace(1, 8, *shape, dtype=np.float32)
     if name.endswith("ssm_a"):
         return -random.uniform(0.2, 1.0, shape[::-1]).astype(np.float32)
     scale = 1.0 if name == "token_embd.weight" else shape[0] ** -0.5

@@ -3,7 +3,7 @@
 They test structure, memory and state, never quality. The tokenizer is byte-level BPE with one merge, so that any
 text can be used as a prompt and a vocabulary of 260 keeps the files at a few hundred kilobytes. ``sparse=True``
 writes the header of a model of any size and leaves the tensors a hole in the file: enough for a dry run.
-``untied=1`` adds an output head.
+``untied=1`` adds an output head; ``extra`` are header fields that take the place of a writer's own.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from pathlib import Path
 from tiny_gguf import Fields, Tensors, write
 
 
-def write_qwen35moe(path: Path, *, sparse: bool = False, vocabulary: int = 260, **dims: int) -> Path:
+def write_qwen35moe(
+    path: Path, *, sparse: bool = False, vocabulary: int = 260, extra: Fields | None = None, **dims: int
+) -> Path:
     """Every fourth block full attention, the rest gated delta nets, experts in all, ``n_mtp`` draft heads."""
     d = {"n_layer": 8, "n_embd": 64, "n_head": 2, "n_head_kv": 1, "head_dim": 64, "d_conv": 4, "d_state": 32,
          "dt_rank": 4, "n_group": 2, "n_expert": 4, "n_expert_used": 2, "n_ff_expert": 32,
@@ -33,7 +35,7 @@ def write_qwen35moe(path: Path, *, sparse: bool = False, vocabulary: int = 260, 
     for block in range(d["n_layer"], d["n_layer"] + d["n_mtp"]):
         head = _qwen35_mixer(d, 3) | _experts(d) | _shared_expert(d) | _draft_head(d["n_embd"])
         tensors |= _prefixed(block, head)
-    return write(path, "qwen35moe", fields, _outer(d, vocabulary) | tensors, vocabulary, sparse)
+    return write(path, "qwen35moe", fields | (extra or {}), _outer(d, vocabulary) | tensors, vocabulary, sparse)
 
 
 def write_qwen35(path: Path, *, sparse: bool = False, vocabulary: int = 260, **dims: int) -> Path:
@@ -45,6 +47,27 @@ def write_qwen35(path: Path, *, sparse: bool = False, vocabulary: int = 260, **d
     for block in range(d["n_layer"]):
         tensors |= _prefixed(block, _qwen35_mixer(d, block) | _ffn(d))
     return write(path, "qwen35", fields, _outer(d, vocabulary) | tensors, vocabulary, sparse)
+
+
+def write_qwen3next(path: Path, *, sparse: bool = False, vocabulary: int = 260, **dims: int) -> Path:
+    """As :func:`write_qwen35moe`, with one position a token and a joint projection for beta and alpha."""
+    d = {"n_layer": 4, "n_embd": 64, "n_head": 2, "n_head_kv": 1, "head_dim": 64, "d_conv": 4, "d_state": 32,
+         "dt_rank": 4, "n_group": 2, "n_expert": 4, "n_expert_used": 2, "n_ff_expert": 32} | dims  # fmt: skip
+    fields = _qwen35_fields(d) | {
+        "expert_count": d["n_expert"],
+        "expert_used_count": d["n_expert_used"],
+        "expert_feed_forward_length": d["n_ff_expert"],
+        "expert_shared_feed_forward_length": d["n_ff_expert"],
+    }
+    del fields["rope.dimension_sections"]
+    tensors: Tensors = {}
+    for block in range(d["n_layer"]):
+        mixer = _qwen35_mixer(d, block)
+        if "ssm_beta.weight" in mixer:
+            del mixer["ssm_beta.weight"], mixer["ssm_alpha.weight"]
+            mixer["ssm_ba.weight"] = (d["n_embd"], 2 * d["dt_rank"])
+        tensors |= _prefixed(block, mixer | _experts(d) | _shared_expert(d))
+    return write(path, "qwen3next", fields, _outer(d, vocabulary) | tensors, vocabulary, sparse)
 
 
 def write_lfm2(path: Path, *, sparse: bool = False, vocabulary: int = 260, **dims: int) -> Path:
@@ -104,7 +127,9 @@ def write_granitehybrid(path: Path, *, sparse: bool = False, vocabulary: int = 2
     return write(path, "granitehybrid", fields, tensors, vocabulary, sparse)
 
 
-def write_qwen3moe(path: Path, *, sparse: bool = False, vocabulary: int = 260, **dims: int) -> Path:
+def write_qwen3moe(
+    path: Path, *, sparse: bool = False, vocabulary: int = 260, extra: Fields | None = None, **dims: int
+) -> Path:
     """Full attention in every block, and experts."""
     d = {"n_layer": 4, "n_embd": 128, "n_head": 4, "n_head_kv": 2, "head_dim": 64, "n_ff": 256, "n_expert": 8,
          "n_expert_used": 2, "n_ff_expert": 64} | dims  # fmt: skip
@@ -122,10 +147,12 @@ def write_qwen3moe(path: Path, *, sparse: bool = False, vocabulary: int = 260, *
     for block in range(d["n_layer"]):
         inner = _attention(n_embd, d["n_head"] * head, d["n_head_kv"] * head) | _qk_norms(head) | _experts(d)
         tensors |= _prefixed(block, {"attn_norm.weight": (n_embd,), "ffn_norm.weight": (n_embd,)} | inner)
-    return write(path, "qwen3moe", fields, tensors, vocabulary, sparse)
+    return write(path, "qwen3moe", fields | (extra or {}), tensors, vocabulary, sparse)
 
 
-def write_deepseek2(path: Path, *, sparse: bool = False, vocabulary: int = 260, **dims: int) -> Path:
+def write_deepseek2(
+    path: Path, *, sparse: bool = False, vocabulary: int = 260, extra: Fields | None = None, **dims: int
+) -> Path:
     """MLA, whose cache is one compressed row a position; one dense block, then experts and a shared one."""
     d = {"n_layer": 3, "n_embd": 128, "n_head": 2, "n_ff": 256, "kv_rank": 64, "q_rank": 32, "d_rope": 32,
          "d_nope": 32, "d_v": 32, "n_expert": 4, "n_expert_used": 2, "n_ff_expert": 64} | dims  # fmt: skip
@@ -163,11 +190,17 @@ def write_deepseek2(path: Path, *, sparse: bool = False, vocabulary: int = 260, 
     shared = _ffn(d, suffix="_shexp", width="n_ff_expert")
     for block in range(d["n_layer"]):
         tensors |= _prefixed(block, latent | (_experts(d) | shared if block else _ffn(d)))
-    return write(path, "deepseek2", fields, tensors, vocabulary, sparse)
+    return write(path, "deepseek2", fields | (extra or {}), tensors, vocabulary, sparse)
 
 
-def write_llama(path: Path, *, sparse: bool = False, vocabulary: int = 260, **dims: int) -> Path:
-    """Full attention in every block and a dense FFN: the plainest model there is."""
+def write_llama(
+    path: Path, *, sparse: bool = False, vocabulary: int = 260, extra: Fields | None = None,
+    arch: str = "llama", **dims: int,
+) -> Path:  # fmt: skip
+    """Full attention in every block and a dense FFN: the plainest model there is.
+
+    ``factors=1`` divides each pair's angle by a number of its own; ``arch`` may be another with these tensors.
+    """
     d = {"n_layer": 2, "n_embd": 128, "n_head": 4, "n_head_kv": 2, "n_ff": 256} | dims
     n_embd, head = d["n_embd"], d["n_embd"] // d["n_head"]
     fields = _common_fields(d) | {
@@ -176,10 +209,77 @@ def write_llama(path: Path, *, sparse: bool = False, vocabulary: int = 260, **di
         "rope.dimension_count": head,
     }
     tensors = _outer(d, vocabulary)
+    if d.get("factors"):
+        tensors["rope_freqs.weight"] = (head // 2,)
     for block in range(d["n_layer"]):
         inner = _attention(n_embd, n_embd, d["n_head_kv"] * head) | _ffn(d)
         tensors |= _prefixed(block, {"attn_norm.weight": (n_embd,), "ffn_norm.weight": (n_embd,)} | inner)
-    return write(path, "llama", fields, tensors, vocabulary, sparse)
+    return write(path, arch, fields | (extra or {}), tensors, vocabulary, sparse)
+
+
+def write_gemma3(
+    path: Path, *, sparse: bool = False, vocabulary: int = 260, extra: Fields | None = None, **dims: int
+) -> Path:
+    """Five blocks of sliding-window attention to one of full, with another rope base each."""
+    d = {"n_layer": 6, "n_embd": 128, "n_head": 2, "n_head_kv": 1, "n_ff": 256, "window": 128} | dims
+    n_embd, head = d["n_embd"], d["n_embd"] // d["n_head"]
+    fields = _common_fields(d) | {
+        "feed_forward_length": d["n_ff"],
+        "attention.head_count_kv": d["n_head_kv"],
+        "attention.key_length": head,
+        "attention.value_length": head,
+        "attention.sliding_window": d["window"],
+        "rope.freq_base": 1000000.0,
+    }
+    norms: Tensors = {"post_attention_norm.weight": (n_embd,), "post_ffw_norm.weight": (n_embd,)}
+    norms |= {"attn_norm.weight": (n_embd,), "ffn_norm.weight": (n_embd,)}
+    tensors = _outer(d, vocabulary)
+    for block in range(d["n_layer"]):
+        inner = _attention(n_embd, n_embd, d["n_head_kv"] * head) | _qk_norms(head) | _ffn(d)
+        tensors |= _prefixed(block, norms | inner)
+    return write(path, "gemma3", fields | (extra or {}), tensors, vocabulary, sparse)
+
+
+def write_gpt_oss(
+    path: Path, *, sparse: bool = False, vocabulary: int = 260, extra: Fields | None = None, **dims: int
+) -> Path:
+    """Every second block sees a window only, attention has sinks, experts have biases; YaRN."""
+    d = {"n_layer": 2, "n_embd": 128, "n_head": 2, "n_head_kv": 1, "head_dim": 64, "window": 128, "n_expert": 4,
+         "n_expert_used": 2, "n_ff_expert": 64, "untied": 1} | dims  # fmt: skip
+    n_embd, q, kv, n_expert = (
+        d["n_embd"],
+        d["n_head"] * d["head_dim"],
+        d["n_head_kv"] * d["head_dim"],
+        d["n_expert"],
+    )
+    fields = _common_fields(d) | {
+        "attention.head_count_kv": d["n_head_kv"],
+        "attention.key_length": d["head_dim"],
+        "attention.value_length": d["head_dim"],
+        "attention.sliding_window": d["window"],
+        "feed_forward_length": d["n_ff_expert"],
+        "expert_count": n_expert,
+        "expert_used_count": d["n_expert_used"],
+        "expert_feed_forward_length": d["n_ff_expert"],
+        "rope.freq_base": 150000.0,
+        "rope.scaling.type": "yarn",
+        "rope.scaling.factor": 32.0,
+        "rope.scaling.original_context_length": 4096,
+    }
+    each: Tensors = {
+        "attn_norm.weight": (n_embd,),
+        "post_attention_norm.weight": (n_embd,),
+        "attn_sinks.weight": (d["n_head"],),
+        "attn_output.bias": (n_embd,),
+        "ffn_gate_inp.bias": (n_expert,),
+        "ffn_gate_exps.bias": (d["n_ff_expert"], n_expert),
+        "ffn_up_exps.bias": (d["n_ff_expert"], n_expert),
+        "ffn_down_exps.bias": (n_embd, n_expert),
+    }
+    tensors = _outer(d, vocabulary)
+    for block in range(d["n_layer"]):
+        tensors |= _prefixed(block, each | _attention(n_embd, q, kv) | _experts(d))
+    return write(path, "gpt-oss", fields | (extra or {}), tensors, vocabulary, sparse)
 
 
 WRITERS: dict[str, Callable[..., Path]] = {
@@ -191,7 +291,7 @@ WRITERS: dict[str, Callable[..., Path]] = {
     "qwen35moe": write_qwen35moe,
     "qwen3moe": write_qwen3moe,
 }
-"""Every architecture here, by llama.cpp's name."""
+"""Every architecture here that has no sliding windows, by llama.cpp's name."""
 
 
 def _common_fields(d: dict[str, int]) -> Fields:

@@ -26,7 +26,7 @@ class Guided(PeakAttention):
     """
 
     probes: ClassVar[bool] = True
-    base: float = 0.1
+    base: float = 0.001
 
     def score(self, held: HeldTokens) -> Floats:
         """What the probes gave each token, and its share of the head's peak attention."""

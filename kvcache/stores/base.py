@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvcache.policies.base import Floats, Ints
+from kvcache.rope import Rope
 from kvcache.selection import Moves
 
 Numbers = npt.NDArray[np.floating]
@@ -67,6 +68,20 @@ class Cells(ABC):
     @abstractmethod
     def move(self, moves: Moves) -> None:
         """Copy single heads' K and V from cell to cell."""
+
+    @abstractmethod
+    def put_heads_keys(self, cells: Ints, heads: Ints, keys: Floats) -> None:
+        """Write single heads' K, ``[n, head_dim_k]``, each into its cell."""
+
+    def rotate(self, cells: Ints, by: Ints, rope: Rope) -> None:
+        """Bring K, of each head its own, ``by`` ``[n_head_kv, n]`` positions forward.
+
+        What does not move is not touched, the rest once more rounded to the format.
+        """
+        heads, at = np.nonzero(by)
+        keys = self.get(cells)[0][at, heads]
+        rope.rotate(keys, by[heads, at])
+        self.put_heads_keys(cells[at], heads, keys)
 
 
 class Store(ABC):

@@ -41,3 +41,7 @@ class FloatCells(Cells):
         """Copy heads' slices."""
         for array in (self.keys, self.values):
             array[moves.target, moves.heads] = array[moves.source, moves.heads]
+
+    def put_heads_keys(self, cells: Ints, heads: Ints, keys: Floats) -> None:
+        """Write, rounded to the type."""
+        self.keys[cells, heads] = keys

@@ -57,10 +57,22 @@ class FP8Cells(Cells):
         Raises:
             ValueError: the cells are not movable.
         """
-        if not self.movable:
-            raise ValueError("FP8 cells with one scale a row cannot move single heads; make them movable")
+        self._check_movable()
         for array in (self.keys, self.values, self.key_scales, self.value_scales):
             array[moves.target, moves.heads] = array[moves.source, moves.heads]
+
+    def put_heads_keys(self, cells: Ints, heads: Ints, keys: Floats) -> None:
+        """Encode, each with a scale of its own.
+
+        Raises:
+            ValueError: the cells are not movable.
+        """
+        self._check_movable()
+        self.keys[cells, heads], self.key_scales[cells, heads] = encode(keys)
+
+    def _check_movable(self) -> None:
+        if not self.movable:
+            raise ValueError("FP8 cells with one scale a row cannot move single heads; make them movable")
 
     def _decoded(self, codes: Codes, scales: Floats) -> Floats:
         by_head = np.broadcast_to(scales, codes.shape[:2]).reshape(-1)

@@ -3,9 +3,17 @@
 from runner.context.base import PreparedPrompt, Strategy, Tokenizer
 from runner.context.full import Full
 from runner.context.history import History
-from runner.context.probes import with_probes
+from runner.context.probes import with_own_probes, with_probes
 
-__all__ = ["History", "PreparedPrompt", "Strategy", "Tokenizer", "strategy_for", "with_probes"]
+__all__ = [
+    "History",
+    "PreparedPrompt",
+    "Strategy",
+    "Tokenizer",
+    "strategy_for",
+    "with_own_probes",
+    "with_probes",
+]
 
 _STRATEGIES: dict[str, type[Strategy]] = {"full": Full}
 

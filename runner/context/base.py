@@ -7,9 +7,13 @@ import string
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Protocol
 
 from runner.prompts import Prompt
+
+Probe = tuple[int, ...]
+"""Token ids of a question that a document is asked while it is read."""
 
 
 class TokenParts(Protocol):
@@ -39,7 +43,8 @@ class Tokenizer(Protocol):
 class PreparedPrompt:
     """A prompt ready to run: ``tokens_in`` is the length of what was given, ``tokens_sent`` of what is run.
 
-    ``probes`` are the questions that the document is asked while it is read, where the KV mode probes.
+    ``probes_by_text`` is what the document is asked while it is read, where the KV mode probes: of each of its
+    ``probe.texts``, the questions in that text.
     """
 
     prompt: Prompt
@@ -47,7 +52,12 @@ class PreparedPrompt:
     document: tuple[int, ...]
     question: tuple[int, ...]
     tokens_in: int
-    probes: tuple[tuple[int, ...], ...] = ()
+    probes_by_text: tuple[tuple[Probe, ...], ...] = ()
+
+    @property
+    def probes(self) -> tuple[Probe, ...]:
+        """All that the document is asked, each once."""
+        return tuple(dict.fromkeys(chain.from_iterable(self.probes_by_text)))
 
     @property
     def tokens_sent(self) -> int:

@@ -9,6 +9,7 @@ from typing import Literal
 
 import numpy as np
 
+from kvcache.attention import with_all_heads
 from kvcache.cells import CellTable
 from kvcache.policies import Floats, HeldTokens, Policy
 from kvcache.policies.base import Ints
@@ -26,8 +27,9 @@ class Eviction:
     """What is kept of a prompt: the policy, the selector, and the numbers of ``kv_mode``.
 
     ``budget`` is in cells, ``chunk`` and ``interval`` in tokens between two evictions, of prefill and of
-    answers. With ``compact`` what stays of a prompt gets contiguous positions. Every ``probe_every``-th
-    eviction is preceded by probes, after which ``probe_decay`` is left of what earlier ones looked at.
+    answers. With ``compact`` what stays of a prompt that has passed ``reach`` positions gets contiguous ones.
+    Every ``probe_every``-th eviction is preceded by probes, after which ``probe_decay`` is left of what earlier
+    ones looked at; ``probe_common`` is how much the attention of all heads counts beside a head's own.
     """
 
     policy: Policy
@@ -38,8 +40,10 @@ class Eviction:
     granularity: Granularity = "head"
     layer_weights: tuple[float, ...] = ()
     compact: bool = False
+    reach: int = 0
     probe_every: int = 1
     probe_decay: float = 0.0
+    probe_common: float = 0.0
 
     @property
     def looks(self) -> bool:
@@ -90,23 +94,28 @@ class Chooser:
 
     def score(self, cells: Ints, end: int) -> Floats:
         """Scores of what every row holds in these cells, ``[n_rows, n_cells]``; the text goes on at ``end``."""
-        eviction = self._eviction
+        eviction, table = self._eviction, self._table
+        asked = with_all_heads(table.asked[:, cells], table.positions[:, cells], eviction.probe_common)
         if not (self._rows and eviction.looks):
-            scores = eviction.policy.score(self._held(slice(None), cells, end, None))
+            scores = eviction.policy.score(self._held(slice(None), cells, asked, end, None))
             return np.broadcast_to(scores, (len(self._table.positions), len(cells)))
         by_layer = [
-            eviction.policy.score(self._held(self._rows[block], cells, end, self.cache_layer(block, layer)))
+            eviction.policy.score(
+                self._held(self._rows[block], cells, asked, end, self.cache_layer(block, layer))
+            )
             for block, layer in self._layers
         ]
         return np.concatenate(choose_together(by_layer, eviction.granularity, eviction.layer_weights))
 
-    def _held(self, rows: slice, cells: Ints, end: int, layer: CacheLayer | None) -> HeldTokens:
+    def _held(
+        self, rows: slice, cells: Ints, asked: Floats, end: int, layer: CacheLayer | None
+    ) -> HeldTokens:
         table = self._table
         return HeldTokens(
             positions=table.positions[rows][:, cells],
             mass=table.mass[rows][:, cells],
             queries=table.queries[rows][:, cells],
-            asked=table.asked[rows][:, cells],
+            asked=asked[rows],
             end=end,
             read_keys=_nothing if layer is None else partial(layer.keys, cells),
             read_values=None if layer is None or layer.v is None else partial(layer.values, cells),

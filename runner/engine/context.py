@@ -13,6 +13,7 @@ import numpy.typing as npt
 from runner.engine.bindings import KV_TYPE_IDS, forget_complaints, last_error, lib
 from runner.engine.eviction_log import EvictionRound
 from runner.engine.reading import Reading
+from runner.engine.survivors import Kept
 from runner.engine.weights import Weights
 from runner.errors import EngineError
 
@@ -184,7 +185,7 @@ class Context:
             raise EngineError(f"sequence {sequence} could not be dropped")
 
     def begin(self, reading: Reading) -> None:
-        """A document follows, to be read like this."""
+        """A prompt follows, whose document is read like this."""
 
     def probe(self, sequence: int, spare: int, *, last: bool) -> int:
         """Find out what questions look at in ``sequence``, if its next eviction needs to know.
@@ -205,6 +206,12 @@ class Context:
     def take_rounds(self) -> list[EvictionRound]:
         """What evictions did since this was last asked."""
         return []
+
+    def take_kept(self) -> Kept | None:
+        """What was left of the last prompt after the last eviction from its document, or from the prompt where it
+        has no document or that fitted; None where nothing was evicted since this was last asked.
+        """
+        return None
 
     def save_partial(self, sequence: int) -> bytes:
         """The part of a sequence that cannot be cut back: its sliding-window cells and recurrent state."""

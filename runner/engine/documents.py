@@ -67,21 +67,26 @@ class Documents:
         One that no group uses is extended in its place. None where there are no tokens. ``held`` is for a new
         one: how many of its tokens another context held.
         """
+        reading = reading or Reading()
+        self._context.begin(reading)
         if not tokens:
             return None
-        reading = reading or Reading()
         found = next((d for d in self._all if d.tokens == tokens and d.reading == reading), None)
-        if not isinstance(self._context, EvictingContext):
-            # What an evicting context holds of a document depends on where it ended.
-            found = found or next((d for d in self._all if not d.users and d.begins(tokens)), None)
+        found = found or next((d for d in self._all if not d.users and self.serves(d, tokens, reading)), None)
         if found is None:
             found = Document(tokens, self._free.popleft(), reading, held)
             self._all.append(found)
-            self._context.begin(reading)
         elif found.tokens != tokens:
             found.tokens, found.state = tokens, None
         found.users += 1
         return found
+
+    def serves(self, document: Document, tokens: Sequence[int], reading: Reading) -> bool:
+        """Whether a document of ``tokens`` can go on from ``document``, or is it."""
+        if isinstance(self._context, EvictingContext):
+            # What it holds of a document depends on where that ended and on how it was read.
+            return document.tokens == tuple(tokens) and document.reading == reading
+        return document.begins(tokens)
 
     def fork(self, document: Document, sequence: int) -> None:
         """Start ``sequence`` from where ``document`` ends."""

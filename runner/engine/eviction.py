@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from kvcache.attention import most_asked
 from kvcache.budget import padded_cells
 from kvcache.cells import CellTable
 from kvcache.policies.base import Ints
@@ -29,6 +30,7 @@ from runner.engine.context import Context, ContextParams, Logits, Phase
 from runner.engine.eviction_log import EvictionLog, EvictionRound
 from runner.engine.reading import Reading
 from runner.engine.sequence_state import StateLayout, shifted
+from runner.engine.survivors import Kept
 from runner.engine.tap import CacheTap, OnWrite
 from runner.engine.weights import Weights
 from runner.errors import EngineError
@@ -40,13 +42,14 @@ class SavedSequence:
     """A sequence as it was: the engine's state, and what its cells hold, in the order of cells.
 
     ``by_row`` are the arrays of :attr:`kvcache.cells.CellTable.by_row`; ``offset`` is the true position of
-    place 0.
+    place 0, ``kept`` what the last eviction left.
     """
 
     state: bytes
     nominal: Ints
     by_row: tuple[npt.NDArray[np.generic], ...]
     offset: int
+    kept: Kept | None = None
 
 
 class EvictingContext(Context):
@@ -70,7 +73,6 @@ class EvictingContext(Context):
         self.chunk, self.interval = eviction.chunk, eviction.interval
         self._layers = [(block, layer) for block, layer in layers if layer.kind == "full"]
         self._sliding = [(block, layer) for block, layer in layers if layer.kind == "sliding"]
-        self._log = EvictionLog(eviction.selector, eviction.budget)
         self._reading, self._rounds, self._offset = Reading(), 0, 0
         n_cells = padded_cells(params.n_ctx)
         self._rows: dict[int, slice] = {}
@@ -78,6 +80,7 @@ class EvictingContext(Context):
         for block, layer in self._layers if eviction.looks or eviction.compact else ():
             self._rows[block] = slice(row, row + layer.n_head_kv)
             row += layer.n_head_kv
+        self._log = EvictionLog(eviction.selector, eviction.budget, self._rows)
         self.tap: CacheTap | None = None
         if self._rows or on_write is not None:
             moment = eviction.policy.moment if eviction.policy.needs == "attention" else 0
@@ -148,12 +151,13 @@ class EvictingContext(Context):
             nominal=table.nominal[cells],
             by_row=tuple(array[:, cells] for array in table.by_row),
             offset=self._offset,
+            kept=self._log.kept,
         )
 
     def restore(self, sequence: int, saved: SavedSequence) -> None:
         """Put a saved sequence into the context, which forgets all else, in a layout that is always the same."""
         self._put(sequence, saved)
-        self._log.restart(int(saved.nominal.max(initial=-1)) + 1 + saved.offset)
+        self._log.resume(int(saved.nominal.max(initial=-1)) + 1 + saved.offset, saved.kept)
 
     def _put(self, sequence: int, saved: SavedSequence) -> None:
         super().clear()
@@ -170,6 +174,10 @@ class EvictingContext(Context):
         """See :meth:`Context.take_rounds`."""
         return self._log.take()
 
+    def take_kept(self) -> Kept | None:
+        """See :meth:`Context.take_kept`."""
+        return self._log.take_kept()
+
     @property
     def cells_used(self) -> int:
         """Cells that somebody owns."""
@@ -181,15 +189,17 @@ class EvictingContext(Context):
         """See :meth:`Context.begin`."""
         self._reading, self._rounds = reading, 0
         self._chooser.budget = self.eviction.budget if reading.budget is None else reading.budget
-        self._log.budget = self._chooser.budget
+        self._log.begin(self._chooser.budget)
 
     def probe(self, sequence: int, spare: int, *, last: bool) -> int:
         """See :meth:`Context.probe`."""
         cells = self.table.held([sequence])
         if not self._reading.probes or len(cells) <= self._chooser.budget:
             return 0
+        # The first of them judges tokens that no probe has seen yet.
+        skipped = self._rounds % self.eviction.probe_every > 0
         self._rounds += 1
-        if self._rounds % self.eviction.probe_every and not last:
+        if skipped and not last:
             return 0
         assert self.tap is not None  # a policy that probes looks at attention
         first = int(self.table.nominal[cells].max()) + 1
@@ -199,11 +209,12 @@ class EvictingContext(Context):
             self.tap.begin(moment=1)
             owners = np.full(len(tokens), spare)
             self._write(tokens, first + np.arange(len(tokens)), owners, [False] * len(tokens))
-            # Every query's attention is 1 in all: the mean over queries and the query heads of a KV head.
-            np.maximum(most, self.tap.mass / self.tap.mass.sum(axis=1, keepdims=True), out=most)
+            most = most_asked(most, self.tap.mass)
             self.drop(spare)
         self.table.ask(most, self.eviction.probe_decay)
-        return sum(len(tokens) for tokens in self._reading.probes)
+        n_probed = sum(len(tokens) for tokens in self._reading.probes)
+        self._log.probed(n_probed)
+        return n_probed
 
     # -- eviction ---------------------------------------------------------------------------------------------
 
@@ -219,7 +230,7 @@ class EvictingContext(Context):
         if len(shared) + longest > self._chooser.budget:
             last = int(max(self.table.nominal[cells].max(initial=-1) for cells in (shared, *own)))
             self._bring_down(shared, own, last + 1 + self._offset, phase)
-            if self.eviction.compact and phase == "prefill":
+            if self.eviction.compact and phase == "prefill" and last >= self.eviction.reach:
                 self._compact(sequences[0])
         self.table.fade(self.eviction.policy.decay)
 
@@ -268,31 +279,20 @@ class EvictingContext(Context):
     # -- compaction -------------------------------------------------------------------------------------------
 
     def _compact(self, sequence: int) -> None:
-        """Bring every row's tokens of ``sequence`` to the places 0, 1, 2... and its cells' positions with them."""
+        """Bring every row's tokens of ``sequence`` to the places 0, 1, 2... and its cells' positions with them.
+
+        Where the engine can shift positions (``llama_memory_seq_add``) its rotation would add to ours. But it
+        rounds every K twice a round, also what stays in place, multiplies by YaRN's magnitude again, and comes
+        with the next decode only, so that a saved sequence lacks it: positions are rewritten in the state
+        instead.
+        """
         cells = self.table.held([sequence])
         by, shift = self.table.compact(cells)
         self._offset -= shift
-        if self._engine_shifts:
-            self._rotate(cells, by - shift)
-            # The engine rotates every K by the shift before it decodes again.
-            lib.llama_memory_seq_add(self._memory, sequence, -shift, -1, shift)
-            return
         self._rotate(cells, by)
         self._rotate_sliding(shift)
         saved = self.save(sequence)
         self._put(sequence, replace(saved, state=shifted(saved.state, shift, self._layout)))
-
-    @property
-    def _engine_shifts(self) -> bool:
-        """Whether the engine can shift positions and rotate every K right.
-
-        It multiplies a K once more with YaRN's magnitude, and would round a quantised one twice a round.
-        """
-        assert self.tap is not None  # compaction has rows
-        ropes = [rope for rope in self.tap.ropes.values() if rope is not None]
-        plain = all(rope.scale == 1 and not rope.turned for rope in ropes)
-        unquantised = self.params.kv_type_k in ("f32", "f16", "bf16")
-        return plain and unquantised and bool(lib.llama_memory_can_shift(self._memory))
 
     def _rotate(self, cells: Ints, by: Ints) -> None:
         assert self.tap is not None  # compaction has rows

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -10,10 +11,14 @@ import numpy as np
 from kvcache.policies import Floats
 from kvcache.policies.base import Ints
 from kvcache.selection import Mask, Selector
+from runner.engine.survivors import Kept
 
 _STILL, _STILL_ROUNDS = 0.2, 3
 """A kept set has frozen that in this many rounds running took in less than this share of the new tokens that it
 would take in if it cared for old and new alike."""
+
+_PARTS = 10
+"""Of a text, of each of which a round says how much of what stays comes from it."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +38,9 @@ class EvictionRound:
         turnover: what share of that came in since the round before, over all heads; ``turnover_min`` and
             ``turnover_max`` are of single heads.
         frozen: the alarm: it has hardly turned over for some rounds, while the text went on.
+        kept_by_part: the share of what stays, over all heads and protected tokens included, that comes from each
+            tenth of the text so far; where there are several workers, of what all of them own.
+        probe_tokens: how many tokens were decoded as probes since the round before.
     """
 
     step: int
@@ -50,25 +58,54 @@ class EvictionRound:
     turnover_min: float
     turnover_max: float
     frozen: bool
+    kept_by_part: tuple[float, ...]
+    probe_tokens: int
 
 
 class EvictionLog:
-    """Collects the rounds of one context."""
+    """Collects the rounds of one context, and what its document was left with.
 
-    def __init__(self, selector: Selector, budget: int) -> None:
+    Attributes:
+        budget: cells that are kept of the prompt in hand.
+        kept: what the last eviction of its prefill left: from its document, whatever the question then takes of
+            that, or where it has none or that fitted, from all of it.
+    """
+
+    def __init__(self, selector: Selector, budget: int, rows: Mapping[int, slice]) -> None:
+        """``rows`` are those of each block, one a KV head; none where one row stands for all heads."""
         self._selector, self.budget = selector, budget
+        self._heads = tuple((block, head) for block, of in rows.items() for head in range(of.stop - of.start))
         self._rounds: list[EvictionRound] = []
-        self._step = 0
+        self._step = self._probe_tokens = 0
+        self.kept: Kept | None = None
         self.restart()
 
-    def restart(self, end: int = 0) -> None:
-        """Another text, or one that has been brought to position ``end`` before."""
+    def begin(self, budget: int) -> None:
+        """Another prompt follows, of which ``budget`` cells are kept."""
+        self.budget, self.kept, self._settled = budget, None, False
+
+    def restart(self) -> None:
+        """Another text follows; what the one before was left with may still be taken."""
+        self._last_end, self._still, self._settled = 0, 0, False
+
+    def resume(self, end: int, kept: Kept | None) -> None:
+        """A question follows a document of ``end`` tokens, which was left with ``kept``."""
         self._last_end, self._still = end, 0
+        self.kept, self._settled = kept, kept is not None
 
     def take(self) -> list[EvictionRound]:
         """The rounds since this was last asked."""
         rounds, self._rounds = self._rounds, []
         return rounds
+
+    def take_kept(self) -> Kept | None:
+        """:attr:`kept`, once."""
+        kept, self.kept = self.kept, None
+        return kept
+
+    def probed(self, n_tokens: int) -> None:
+        """So many tokens were decoded as probes."""
+        self._probe_tokens += n_tokens
 
     def note(
         self,
@@ -89,7 +126,8 @@ class EvictionLog:
             end: the position that the text has reached.
             phase: of the prompt or of its answers.
         """
-        by_score = keep & ~self._selector.protected(positions, self.budget, end)
+        protected = self._selector.protected(positions, self.budget, end)
+        by_score = keep & ~protected
         # What was protected for its youth in the round before has come in since.
         new = by_score & (positions >= self._last_end - self._selector.recent_cells(self.budget))
         chosen = by_score.sum(axis=1)
@@ -118,7 +156,26 @@ class EvictionLog:
                 turnover_min=float(turnover.min()),
                 turnover_max=float(turnover.max()),
                 frozen=self._still >= _STILL_ROUNDS,
+                kept_by_part=_by_part(positions[keep], end),
+                probe_tokens=self._probe_tokens,
             )
         )
         self._step += 1
-        self._last_end = end
+        self._last_end, self._probe_tokens = end, 0
+        if phase == "prefill" and not self._settled:
+            judged = np.where(by_score & np.isfinite(scores), scores, np.nan).astype(np.float32)
+            n_rows, recent = len(keep), self._selector.recent_cells(self.budget)
+            self.kept = Kept(
+                positions=positions[keep].reshape(n_rows, -1),
+                scores=judged[keep].reshape(n_rows, -1),
+                heads=self._heads,
+                end=end,
+                sinks=min(self._selector.sinks, end),
+                recent=min(recent, end),
+            )
+
+
+def _by_part(positions: Ints, end: int) -> tuple[float, ...]:
+    """The share of ``positions``, none of them past ``end``, that lies in each tenth of the text."""
+    counts = np.bincount(positions * _PARTS // end, minlength=_PARTS)
+    return tuple((counts / max(len(positions), 1)).tolist())

@@ -8,6 +8,7 @@ that happened to a rotated K makes it something that no rotation brings to anoth
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -20,7 +21,8 @@ from runner.errors import EngineError
 
 _SAME = frozenset({"VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE", "CONT", "CPY", "DUP"})
 _NORMAL, _NEOX, _MROPE, _IMROPE = 0, 2, 8, 40
-"""``GGML_ROPE_TYPE_*``. In a text all sections of an (I)MROPE have the same position, which makes it NeoX's."""
+"""``GGML_ROPE_TYPE_*``. In a text the first three sections of an (I)MROPE have the token's position, which makes
+it NeoX's, and the fourth has position 0 always."""
 
 
 @dataclass(frozen=True)
@@ -99,21 +101,27 @@ def _parsed(tensor: Tensor) -> KeyRope:
         factors = read_bytes(tensor.src[2]).view(np.float32).copy()
     if extrapolate:
         magnitude *= 1 + 0.1 * float(np.log(1 / scale))
-    rope = Rope(
-        frequencies(
-            n_dims,
-            base,
-            scale=scale,
-            factors=factors,
-            extrapolate=extrapolate,
-            n_ctx_orig=n_ctx_orig,
-            beta_fast=beta_fast,
-            beta_slow=beta_slow,
-        ),
-        interleaved=mode == _NORMAL,
-        first=first,
+    rates = frequencies(
+        n_dims,
+        base,
+        scale=scale,
+        factors=factors,
+        extrapolate=extrapolate,
+        n_ctx_orig=n_ctx_orig,
+        beta_fast=beta_fast,
+        beta_slow=beta_slow,
     )
-    return KeyRope(rope, scale=magnitude)
+    if mode in (_MROPE, _IMROPE):
+        rates[_stands(n_dims // 2, whole[11:15], interleaved=mode == _IMROPE)] = 0
+    return KeyRope(Rope(rates, interleaved=mode == _NORMAL, first=first), scale=magnitude)
+
+
+def _stands(n_pairs: int, sections: Sequence[int], *, interleaved: bool) -> npt.NDArray[np.bool_]:
+    """Which pairs have the fourth section's position (``ggml_mrope_cache_init``)."""
+    sector = np.arange(n_pairs) % sum(sections)
+    if interleaved:
+        return sector >= 3 * np.asarray(sections)[sector % 3]
+    return sector >= sum(sections[:3])
 
 
 def _source(tensor: Tensor, index: int) -> int:

@@ -32,8 +32,10 @@ def open_context(weights: Weights, plan: Plan) -> Context:
             granularity=mode.granularity,
             layer_weights=tuple(mode.layer_weights),
             compact=mode.compacts,
+            reach=plan.reach,
             probe_every=mode.probe.every,
             probe_decay=mode.probe.decay,
+            probe_common=mode.probe.common,
         )
         evicting = EvictingContext(
             weights,

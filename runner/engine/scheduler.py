@@ -126,7 +126,7 @@ class Scheduler:
     def _make_room(self) -> None:
         """Drop what an earlier run kept and none that waits begins with; without any, as in a new context."""
         for document in list(self._documents):
-            if not any(document.begins(group.document) for group in self._waiting):
+            if not any(self._documents.serves(document, g.document, g.reading) for g in self._waiting):
                 self._documents.drop(document)
         if not self._documents:
             self._context.clear()
@@ -291,7 +291,9 @@ class Scheduler:
             if not self._running and not self._documents:
                 # Freed cells are not enough: where the next free cell is searched from would still differ.
                 self._context.clear()
-            self.progress.groups_done += 1
+            # Workers that read for themselves are groups of one prompt, which counts when the last is done.
+            unfinished = {group.prompt_id for group in (*self._waiting, *(r.group for r in self._running))}
+            self.progress.groups_done += running.group.prompt_id not in unfinished
             yield running.group, running.results()
 
     def _leave_document(self, document: Document | None) -> None:

@@ -4,7 +4,7 @@ The engine shifts positions itself where it can also rotate K (``llama_memory_se
 nor where sliding layers have a smaller cache than the others; there the state of the sequence is read, its
 positions are changed in the bytes, and it is written back. The layout is that of the pinned build
 (``state_write_meta`` and ``state_write_data`` of ``llama_kv_cache`` and ``llama_memory_recurrent``); every byte
-of the attention parts is accounted for, or nothing is changed.
+is accounted for, or nothing is changed.
 """
 
 from __future__ import annotations
@@ -44,11 +44,9 @@ def shifted(state: bytes, shift: int, layout: StateLayout) -> bytes:
         for _ in range(layout.attention_parts):
             at = _shift_cells(out, at, shift, layout)
         if layout.recurrent:
-            (count,) = struct.unpack_from("<I", out, at)
-            for i in range(count):
-                _add(out, at + 4 + 8 * i, shift)
-        elif at != len(out):
-            raise ValueError(f"{len(out) - at} bytes are left")
+            at = _shift_recurrent(out, at, shift)
+        if at != len(out):
+            raise ValueError(f"it is described by {at} bytes and has {len(out)}")
     except (struct.error, ValueError) as error:
         raise EngineError(
             f"this model's cache cannot be given other positions ({error}); set kv_mode.positions=original"
@@ -85,8 +83,22 @@ def _shift_cells(out: bytearray, at: int, shift: int, layout: StateLayout) -> in
             at += 12 + cells * size * width
         else:
             at += 12 + cells * struct.unpack_from("<Q", out, at + 4)[0]
-    if at > len(out):
-        raise ValueError(f"{at - len(out)} bytes are missing")
+    return at
+
+
+def _shift_recurrent(out: bytearray, at: int, shift: int) -> int:
+    """Shift a recurrent memory's cells, which begin at byte ``at`` and come last; returns where they end."""
+    (cells,) = struct.unpack_from("<I", out, at)
+    at += 4
+    for _ in range(cells):
+        _add(out, at, shift)
+        (owners,) = struct.unpack_from("<I", out, at + 4)
+        if owners:
+            raise ValueError(f"a recurrent cell of {owners} sequences")
+        at += 8
+    at += 8  # whether rows are transposed, and a number of layers that counts those that keep none
+    while at < len(out):
+        at += 12 + cells * struct.unpack_from("<Q", out, at + 4)[0]
     return at
 
 

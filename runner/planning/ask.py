@@ -12,6 +12,7 @@ from runner.planning.facts import Facts
 from runner.planning.flash import Ratios, choose, shape_of
 from runner.planning.hardware.budget import Hardware
 from runner.planning.model.profile import ModelProfile
+from runner.planning.prefill import Asked
 from runner.planning.request import Demand, Request
 from runner.planning.sequences import sequences_needed
 
@@ -28,7 +29,8 @@ class Workload:
         chats: whether any of them has messages or a system text of its own.
         score_tokens: the longest text that is scored, which ``prompt_tokens`` counts too; 0 without any.
         asks: whether anything is asked; False where there are texts to score alone.
-        probe_tokens: the longest probe; 0 without any.
+        asked: what the prompts that are not conversations are prefilled with, each with its own probes; empty
+            where that is not known.
     """
 
     prompt_tokens: int
@@ -38,7 +40,17 @@ class Workload:
     chats: bool = False
     score_tokens: int = 0
     asks: bool = True
-    probe_tokens: int = 0
+    asked: tuple[Asked, ...] = ()
+
+    @property
+    def probe_tokens(self) -> int:
+        """The longest probe; 0 without any."""
+        return max((tokens for item in self.asked for _, tokens in item.probes), default=0)
+
+    @property
+    def bare(self) -> bool:
+        """Whether a prompt is known to have no document."""
+        return any(not item.document_tokens for item in self.asked)
 
 
 SCORED_AT_ONCE = 128
@@ -77,7 +89,8 @@ def request_for(
             documents=_keeps_documents(workload),
             conversation=workload.conversation,
             processes=config.swarm_size.workers if config.workers.kind == "isolated" else 1,
-            probe_tokens=workload.probe_tokens,
+            probe_tokens=facts.probe_tokens,
+            asked=() if workload.conversation else workload.asked,
         ),
         flash_attn=not facts.without_flash
         and choose(
@@ -110,6 +123,9 @@ def facts_of(config: JobConfig, profile: ModelProfile, hardware: Hardware, workl
             together, in_flight, documents=_keeps_documents(workload), sliding=sliding
         ),
         prompt_tokens=workload.prompt_tokens,
+        probe_tokens=workload.probe_tokens if config.kv_mode.probes else 0,
+        bare=workload.bare,
+        scores=workload.score_tokens > 0,
     )
 
 

@@ -6,47 +6,11 @@ fit, memory or window, is no matter of this table: a plan refuses that with the 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-
-from kvcache.policies import POLICIES
-from runner.config import JobConfig
 from runner.errors import ConfigError
+from runner.planning.eviction_rules import EVICTION_RULES
 from runner.planning.facts import Facts
+from runner.planning.rules import Rule
 from runner.planning.sequences import MAX_SEQUENCES
-
-
-@dataclass(frozen=True)
-class Rule:
-    """Options that exclude each other.
-
-    Attributes:
-        name: what the page calls it.
-        sides: each option's key, and in words for which of its values the rule holds.
-        applies: whether a job breaks it.
-        reason: why, in one clause.
-        overrides: what to type instead, any one of them; ``{sequences}`` and the like are the job's own numbers.
-        otherwise: what else helps that is no single override.
-    """
-
-    name: str
-    sides: tuple[tuple[str, str], ...]
-    applies: Callable[[Facts], bool]
-    reason: str
-    overrides: tuple[str, ...] = ()
-    otherwise: str = ""
-
-    def typed(self, facts: Facts) -> tuple[str, ...]:
-        """The overrides with the job's numbers in them."""
-        return tuple(override.format_map(_numbers(facts)) for override in self.overrides)
-
-    def line(self, facts: Facts) -> str:
-        """One line for a person: the options as they are set, the reason and the remedy."""
-        first, *more = (_said(key, facts.config) for key, _ in self.sides)
-        remedies = [f"set {' or '.join(self.typed(facts))}"] if self.overrides else []
-        remedies += [self.otherwise] if self.otherwise else []
-        reason = self.reason.format_map(_numbers(facts))
-        return f"{first} with {' and '.join(more)}: {reason}; {', or '.join(remedies)}"
 
 
 def check(facts: Facts) -> None:
@@ -58,42 +22,6 @@ def check(facts: Facts) -> None:
     for rule in RULES:
         if rule.applies(facts):
             raise ConfigError(rule.line(facts))
-
-
-def _numbers(facts: Facts) -> dict[str, int]:
-    per_prompt = facts.sequences // facts.in_flight or 1
-    return {
-        "sequences": facts.sequences,
-        "most_in_flight": MAX_SEQUENCES // per_prompt,
-        "head_k": facts.odd_k_head,
-        "head_v": facts.odd_v_head,
-        "kept": facts.config.kv_mode.sinks + facts.recent_cells,
-        "least_budget": facts.config.kv_mode.sinks + 1,
-        "least_sliding": facts.least_sliding_budget,
-    }
-
-
-_ATTENDING = ", ".join(f"`{name}`" for name, policy in POLICIES.items() if policy.needs == "attention")
-_LOOK_AWAY = "choose a policy that looks at none, as kv_mode=keydiff or kv_mode=window"
-
-
-_SAID: dict[str, Callable[[JobConfig], str]] = {
-    "model": lambda config: f"model={config.model.label}",
-    "hardware": lambda config: f"hardware={config.hardware.name}",
-    "swarm_size": lambda config: f"swarm_size={config.swarm_size.workers}",
-    "messages": lambda config: "chat prompts",
-    "turns": lambda config: "prompts with turns",
-}
-"""What is called otherwise than by its key and value."""
-
-
-def _said(key: str, config: JobConfig) -> str:
-    if key in _SAID:
-        return _SAID[key](config)
-    value: object = config
-    for part in key.split("."):
-        value = getattr(value, part)
-    return f"{key}={'null' if value is None else str(value).lower() if isinstance(value, bool) else value}"
 
 
 # The order is that of telling: of several broken rules the first one is named.
@@ -232,93 +160,7 @@ RULES: tuple[Rule, ...] = (
         ("kv_mode.codec=none",),
         "set kv_mode.k and kv_mode.v to f16",
     ),
-    Rule(
-        "attention-with-flash",
-        (
-            ("kv_mode.policy", f"a `kv_mode.policy` that looks at attention ({_ATTENDING})"),
-            ("flash_attn", "`flash_attn=on`"),
-        ),
-        lambda f: f.config.flash_attn == "on" and f.config.kv_mode.needs == "attention",
-        "the policy looks at attention, which flash attention never writes down",
-        ("flash_attn=auto",),
-        _LOOK_AWAY,
-    ),
-    Rule(
-        "attention-with-quantised-v",
-        (
-            ("kv_mode.policy", f"a `kv_mode.policy` that looks at attention ({_ATTENDING})"),
-            ("kv_mode.v", "a quantised `kv_mode.v`"),
-        ),
-        lambda f: f.quantised_v and f.config.kv_mode.needs == "attention",
-        "a quantised V needs flash attention, which never writes down the attention that the policy looks at",
-        ("kv_mode.v=f16",),
-        _LOOK_AWAY,
-    ),
-    Rule(
-        "budget-of-sinks-alone",
-        (("kv_mode.budget", "`kv_mode.budget`"), ("kv_mode.sinks", "as many `kv_mode.sinks`")),
-        lambda f: 0 < f.budget_cells <= f.config.kv_mode.sinks,
-        "a budget is at least the sinks, the recent tokens and one cell to choose for",
-        ("kv_mode.budget={least_budget}",),
-        "lower kv_mode.sinks",
-    ),
-    Rule(
-        "nothing-to-choose",
-        (
-            ("kv_mode.budget", "`kv_mode.budget`"),
-            ("kv_mode.recent", "a `kv_mode.recent` that takes all of it but the sinks"),
-        ),
-        lambda f: 0 < f.budget_cells <= f.config.kv_mode.sinks + f.recent_cells,
-        "a budget is at least the sinks, the recent tokens (here {kept} together) and one cell to choose for",
-        ("kv_mode.recent=0.25",),
-    ),
-    Rule(
-        "budget-below-sliding-window",
-        (("kv_mode.budget", "`kv_mode.budget`"), ("model", "sliding-window layers with a longer window")),
-        lambda f: 0 < f.budget_cells < f.least_sliding_budget,
-        "what leaves the cache leaves its sliding-window layers too, and those need their whole window",
-        ("kv_mode.budget={least_sliding}",),
-    ),
-    Rule(
-        "shared-choice-in-sliding-window",
-        (
-            ("kv_mode.granularity", "`kv_mode.granularity=token`"),
-            ("model", "sliding-window layers with a window that passes the recent tokens"),
-        ),
-        lambda f: (
-            f.config.kv_mode.granularity == "token"
-            and f.config.kv_mode.needs != "nothing"
-            and f.budget_cells > 0
-            and f.recent_cells < f.sliding_window
-        ),
-        "where all layers share their tokens, the sliding-window layers' window must be among the recent ones",
-        ("kv_mode.granularity=head",),
-        "raise kv_mode.budget or kv_mode.recent",
-    ),
-    Rule(
-        "layer-weights-alone",
-        (
-            ("kv_mode.layer_weights", "`kv_mode.layer_weights`"),
-            ("kv_mode.granularity", "a granularity that is not `token`"),
-        ),
-        lambda f: bool(f.config.kv_mode.layer_weights) and f.config.kv_mode.granularity != "token",
-        "layers have weights where they choose together, else they would be ignored",
-        ("kv_mode.granularity=token", "kv_mode.layer_weights=[]"),
-    ),
-    Rule(
-        "eviction-in-flight",
-        (("kv_mode.policy", "`kv_mode.policy`"), ("in_flight", "`in_flight` above 1")),
-        lambda f: f.config.kv_mode.evicts and f.config.in_flight > 1,
-        "a cache that evicts holds one prompt at a time",
-        ("in_flight=1",),
-    ),
-    Rule(
-        "eviction-with-turns",
-        (("kv_mode.policy", "`kv_mode.policy`"), ("turns", "prompts with `turns`")),
-        lambda f: f.config.kv_mode.evicts and f.turns,
-        "a conversation keeps its whole history in the cache, which grows with it",
-        otherwise="choose a kv_mode without a policy, as kv_mode=f16",
-    ),
+    *EVICTION_RULES,
     Rule(
         "more-sequences-than-a-context",
         (("swarm_size", "`swarm_size`"), ("in_flight", "`in_flight`, together above 256 sequences")),
@@ -337,13 +179,6 @@ RULES: tuple[Rule, ...] = (
         lambda f: f.sequences > f.config.n_ubatch,
         "a step may decode a token of each of {sequences} sequences, the micro-batch holds fewer",
         ("n_ubatch={sequences}",),
-    ),
-    Rule(
-        "more-sequences-than-a-chunk",
-        (("swarm_size", "`swarm_size`"), ("kv_mode.chunk", "`kv_mode.chunk` below its sequences")),
-        lambda f: f.config.kv_mode.evicts and f.sequences > f.config.kv_mode.chunk,
-        "a step decodes a token of each of {sequences} sequences, no batch is longer than a chunk",
-        ("kv_mode.chunk={sequences}",),
     ),
     Rule(
         "spilled-cache-in-one-pool",

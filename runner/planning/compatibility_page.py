@@ -11,17 +11,18 @@ import yaml
 from runner.config import JobConfig
 from runner.kv_mode import KvModeConfig
 from runner.parsing import conf_dir, parse
-from runner.planning.compatibility import RULES, Rule
+from runner.planning.compatibility import RULES
 from runner.planning.facts import Facts
 from runner.planning.model.profile import Layer, ModelProfile
+from runner.planning.rules import Rule
 
 _INTRO = """\
 # Options that cannot work together
 
 This page is generated: `python -m runner.planning.compatibility_page > docs/compatibility.md`. The rules are data
-in `runner/planning/compatibility.py`. A test walks the combinations of models, hardware, KV modes, flash
-attention, windows, workers, spill, prompts and prompts in flight, so many of them that every three options meet:
-each one plans, or is refused by the first of these rules that it breaks.
+in `runner/planning` (`compatibility.py`, `eviction_rules.py`). A test walks the combinations of models, hardware,
+KV modes, flash attention, windows, workers, spill, prompts and prompts in flight, so many of them that every three
+options meet: each one plans, or is refused by the first of these rules that it breaks.
 
 `python -m runner` and `python -m runner.plan` hold a job against the same rules before anything is fetched or
 loaded; what an option does not declare of its model is known once the file is here. A refusal is one line with the
@@ -38,7 +39,21 @@ A cell is `yes`, or the number of the rule that forbids it. Types of your own (`
 same rules: what matters is which of the two are stored in blocks (`q8_0` to `iq4_nl`), and whether they differ.
 """
 
-_NUMBERS = ("sequences", "most_in_flight", "head_k", "head_v", "kept", "least_budget", "least_sliding")
+_NUMBERS = (
+    "sequences",
+    "most_in_flight",
+    "head_k",
+    "head_v",
+    "kept",
+    "least_budget",
+    "least_sliding",
+    "probe",
+    "probed",
+    "least_probed",
+    "recent",
+    "most_every",
+    "unread",
+)
 
 _Flash = Literal["auto", "on", "off"]
 _FLASH: tuple[_Flash, ...] = ("auto", "on", "off")

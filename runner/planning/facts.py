@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, fields
 
 from kvcache import budget
 from runner.config import JobConfig
+from runner.kv_mode import GuidedConfig, ProbeConfig
 from runner.planning.hardware.budget import Hardware
 from runner.planning.model.profile import ModelProfile
 
@@ -26,6 +28,9 @@ class Facts:
         in_flight: prompts that are really decoded at once, which may be fewer than ``config.in_flight``.
         sequences: what a context must hold; 0 before it is known.
         prompt_tokens: the longest prompt; 0 before it is known.
+        probe_tokens: the longest probe; 0 without any, or before it is known.
+        bare: whether a prompt that is asked has no document.
+        scores: whether there are texts to score.
     """
 
     config: JobConfig
@@ -36,6 +41,9 @@ class Facts:
     in_flight: int = 1
     sequences: int = 0
     prompt_tokens: int = 0
+    probe_tokens: int = 0
+    bare: bool = False
+    scores: bool = False
 
     @property
     def budget_cells(self) -> int:
@@ -46,6 +54,35 @@ class Facts:
     def recent_cells(self) -> int:
         """Of these cells, those of recent tokens."""
         return max(self.config.kv_mode.selector.recent_cells(self.budget_cells), 0)
+
+    @property
+    def held_for_probe(self) -> int:
+        """Cells of the sinks, the recent tokens and as many as the longest probe has."""
+        return self.config.kv_mode.sinks + self.recent_cells + self.probe_tokens
+
+    @property
+    def least_probed_budget(self) -> int:
+        """A budget that is as large as that, with its own recent tokens; 0 where none is."""
+        mode = self.config.kv_mode
+        return mode.sinks + math.ceil(self.probe_tokens / (1 - mode.recent) - 1e-9) if mode.recent < 1 else 0
+
+    @property
+    def most_chunks_a_probe(self) -> int:
+        """Every how many chunks there must be a probe, so that none leaves before it was asked about."""
+        return 1 + self.recent_cells // self.config.kv_mode.chunk
+
+    @property
+    def unread_options(self) -> tuple[str, ...]:
+        """``kv_mode.probe.*`` and ``kv_mode.guided.*`` that are not as they come, where nothing reads them."""
+        mode = self.config.kv_mode
+        groups = (("probe", mode.probe, ProbeConfig()), ("guided", mode.guided, GuidedConfig()))
+        found = [
+            f"kv_mode.{name}.{field.name}"
+            for name, group, plain in groups
+            for field in fields(group)
+            if not mode.probes and getattr(group, field.name) != getattr(plain, field.name)
+        ]
+        return tuple(found)
 
     @property
     def sliding_window(self) -> int:

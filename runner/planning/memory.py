@@ -31,9 +31,14 @@ _BLOCK_TENSORS = 20
 # What a matrix product of K-quants keeps of its tiles for each thread (``ggml_tiled_ws_size``).
 _TILE_BYTES = 512 * 1024
 
-# What is kept of the token that a head holds in a cell: its position and age, the attention it got, of how many
-# queries, and of this batch (28 bytes), and what an eviction sorts them by.
-_HELD_TOKEN_BYTES = 64
+# What is kept of the token that a head holds in a cell: its position, place and age, the attention it got, of how
+# many queries, of probes, and of this batch (40 bytes); what an eviction or a compaction sorts them by, and what
+# is remembered of the last one for people to see.
+_HELD_TOKEN_BYTES = 88
+
+# An element of K that is rotated: as it is stored and as a float, its pair before and after, and what each pair is
+# multiplied by, with the doubles that this is made of.
+_ROTATED_BYTES = 40
 
 # Every tensor of a buffer is aligned, and a graph has inputs of a few bytes a sequence.
 _ALIGNMENT_BYTES = 24 * 1024
@@ -247,11 +252,13 @@ def eviction_bytes(
     """Host memory of an eviction mode beside the cache: a bound.
 
     The table of what each head of each full-attention layer holds in each cell (one row for all of them where the
-    policy looks at nothing), and what a policy looks at: keys as floats; where the cache is on a card also a
-    copy of one layer's probabilities and cells. With ``documents`` one of them waits between its prompts as a
-    copy of its ``kept_cells`` and states, which is there twice while it is read or written.
+    policy looks at nothing and nothing is rotated), and what a policy looks at: keys as floats; where the cache is
+    on a card also a copy of one layer's probabilities and cells. With ``documents`` one of them waits between its
+    prompts as a copy of its ``kept_cells`` and states, which is there twice while it is read or written. A
+    compaction rotates one layer's K as floats, and where the engine cannot shift positions it has the sequence's
+    state three times.
     """
-    looks = mode.needs != "nothing"
+    looks = mode.needs != "nothing" or mode.compacts
     full = [(layer, count) for layer, count in profile.groups if layer.kind == "full"]
     rows = sum(layer.n_head_kv * count for layer, count in full) if looks else 1
     size = cells * (rows * _HELD_TOKEN_BYTES + 8 + n_seq_max)
@@ -266,8 +273,24 @@ def eviction_bytes(
         size += cells * max(row, default=0)
     if on_card and mode.needs == "attention":
         size += _FLOAT * profile.n_head * n_ubatch * cells
+    window = min(sliding_cells, kept_cells if mode.swa_full else profile.sliding_window + n_ubatch)
+    state = profile.kv_bytes(kept_cells, window, mode.k, mode.v, flash_attn=flash_attn) + profile.state_bytes
+    copies = 0
+    if mode.compacts:
+        size += _ROTATED_BYTES * max(cells, sliding_cells) * _widest_k(profile)
+        copies = 3 if _rewrites_positions(profile, mode) else 0
     if documents:
-        window = min(sliding_cells, kept_cells if mode.swa_full else profile.sliding_window + n_ubatch)
-        kv = profile.kv_bytes(kept_cells, window, mode.k, mode.v, flash_attn=flash_attn)
-        size += 2 * (kv + profile.state_bytes) + kept_cells * rows * _HELD_TOKEN_BYTES
-    return size
+        size += kept_cells * rows * _HELD_TOKEN_BYTES
+        copies = copies + 1 if copies else 2
+    return size + copies * state
+
+
+def _rewrites_positions(profile: ModelProfile, mode: KvModeConfig) -> bool:
+    """Whether the engine cannot shift the positions of a cache, as far as a profile tells: IMROPE, a quantised K,
+    sliding-window layers with a smaller cache, and MLA, whose models have YaRN."""
+    return (
+        profile.arch in architectures.BY_INTERVAL
+        or budget.is_quantised(mode.k)
+        or (profile.sliding_window > 0 and not mode.swa_full)
+        or _is_mla(profile)
+    )

@@ -34,8 +34,10 @@ class Plan:
     ``window_tokens`` is how far one worker's positions reach; ``cells`` is what a cache allocates, padded as
     llama.cpp pads. ``sliding_cells`` is the sliding layers' own cache, 0 where there is none.
     With a ``policy`` (else it is ``none``) at most ``budget_cells`` of a prompt are kept, and ``chunk_tokens`` of
-    prefill come between two evictions; both are 0 without. ``codec`` is ``none`` or ``fp8 (emulated)``;
-    ``codec_bytes`` is what it would take for these cells, which nothing is saved of.
+    prefill come between two evictions; both are 0 without. ``probe_tokens`` is the longest probe, and
+    ``prefill_tokens`` what all prompts are prefilled with, probes included; None where it is not known.
+    ``codec`` is ``none`` or ``fp8 (emulated)``; ``codec_bytes`` is what it would take for these cells, which
+    nothing is saved of.
     ``compute_bytes`` includes the output buffer of the logits. Bytes are over all ``processes``.
     ``vram_bytes`` and ``ram_bytes`` are charged to each pool; ``missing_bytes`` is what the short one lacks.
     ``spill`` is which weights leave the card, ``notes`` are lines a person should read.
@@ -68,6 +70,8 @@ class Plan:
     budget_cells: int
     chunk_tokens: int
     granularity: str
+    probe_tokens: int
+    prefill_tokens: int | None
     codec: str
     codec_bytes: int
     weights: Literal["resident", "mapped"]
@@ -94,6 +98,15 @@ class Plan:
     def whole(self) -> bool:
         """Whether all weights are where they were meant to be: in memory and, with a card, all on it."""
         return self.status != "refused" and self.weights == "resident" and self.spill is None
+
+    @property
+    def reach(self) -> int:
+        """Positions that a prompt may pass before what is kept of it moves together; 0 where it always does."""
+        demand, native = self.request.demand, self.request.profile.n_ctx_train
+        if self.request.kv_mode.positions != "auto":
+            return 0
+        ahead = self.chunk_tokens + demand.probe_tokens + demand.suffix_tokens
+        return max(native - ahead, 0) if native else self.prefix_tokens
 
     @property
     def sources(self) -> dict[str, str]:

@@ -9,6 +9,7 @@ from runner.config import SpillConfig, WindowConfig
 from runner.kv_mode import KvModeConfig
 from runner.planning.hardware.budget import Hardware
 from runner.planning.model.profile import ModelProfile
+from runner.planning.prefill import Asked
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,7 @@ class Demand:
         processes: processes with a context each: the workers of an isolated swarm. Each serves
             ``workers / processes`` of them.
         probe_tokens: the longest probe, which stands beside a chunk and what is kept.
+        asked: what every prompt is prefilled with; empty where that is not known, as of conversations.
     """
 
     prefix_tokens: int
@@ -40,6 +42,7 @@ class Demand:
     conversation: bool = False
     processes: int = 1
     probe_tokens: int = 0
+    asked: tuple[Asked, ...] = ()
 
 
 @dataclass(frozen=True)

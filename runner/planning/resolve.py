@@ -20,10 +20,9 @@ from dataclasses import replace
 from kvcache import budget
 from runner.config import SpillConfig, WindowConfig
 from runner.errors import PlanRefusedError
-from runner.planning import checks, ladder, memory, paging
-from runner.planning import spill as spilling
-from runner.planning.hardware.budget import gib
-from runner.planning.placement import Need, Placement, place
+from runner.planning import checks, ladder, memory
+from runner.planning.notes import notes_of, prefill_of
+from runner.planning.placement import Need, place
 from runner.planning.plan import DryRun, Plan, shortage
 from runner.planning.request import Request
 
@@ -57,17 +56,22 @@ def _resolved(request: Request) -> Plan:
         request.window,
         _positions(request),
         demand.suffix_tokens,
-        evicts=request.kv_mode.evicts,
+        mode=request.kv_mode,
+        documents=None if demand.outputs else demand.documents,
     )
     return at_window(request, tokens)
 
 
 def _positions(request: Request) -> int:
     """How many positions the longest prompt takes: one a token, unless what is kept of it moves together."""
-    mode, tokens = request.kv_mode, request.demand.prefix_tokens
+    mode, demand = request.kv_mode, request.demand
+    tokens, native = demand.prefix_tokens, request.profile.n_ctx_train
     if not mode.compacts:
         return tokens
-    return min(tokens, mode.budget_cells(tokens) + mode.chunk + request.demand.probe_tokens)
+    least = min(tokens, mode.budget_cells(tokens) + mode.chunk + demand.probe_tokens)
+    if mode.positions == "compact":
+        return least
+    return min(tokens, max(native - demand.suffix_tokens, least)) if native else tokens
 
 
 def climbs(window: WindowConfig, *, conversation: bool) -> bool:
@@ -169,6 +173,8 @@ def at_window(request: Request, window_tokens: int, spill: SpillConfig | None = 
         budget_cells=kept,
         chunk_tokens=mode.chunk if mode.evicts else 0,
         granularity=mode.granularity if mode.evicts else "",
+        probe_tokens=demand.probe_tokens,
+        prefill_tokens=prefill_of(request, mode, kept),
         codec="fp8 (emulated)" if mode.codec == "fp8" else "none",
         codec_bytes=processes * profile.fp8_bytes(cells, sliding) if mode.codec == "fp8" else 0,
         weights="resident",
@@ -252,7 +258,7 @@ def _placed(plan: Plan, spill: SpillConfig) -> Plan:
         available_bytes=placed.available_bytes,
         missing_bytes=placed.missing_bytes,
         spill=placed.spill,
-        notes=_notes(plan, placed),
+        notes=notes_of(plan, placed),
         reason=shortage(plan, placed) if placed.missing_bytes else "",
     )
 
@@ -272,35 +278,3 @@ def _cache_by_block(plan: Plan) -> Sequence[int]:
                 profile.row_bytes(layer, plan.kv_type_k, plan.kv_type_v, flash_attn=plan.flash_attn) * cells
             )
     return sizes
-
-
-def _notes(plan: Plan, placed: Placement) -> tuple[str, ...]:
-    profile, hardware = plan.request.profile, plan.request.hardware
-    notes = list(hardware.notes)
-    if not profile.known and plan.source == "formula":
-        notes.append(
-            f"{profile.arch} is not modelled: its cache is estimated as full attention in every block, "
-            f"only the engine's dry run is exact"
-        )
-    if profile.approximate:
-        notes.append("the size of the weights is declared, not read from the file")
-    if hardware.reason:
-        notes.append(hardware.reason)
-    if plan.codec_bytes:
-        notes.append(
-            f"fp8 is emulated: {gib(plan.kv_bytes)} are allocated, in f16 cells; FP8 codes and their scales would "
-            f"take {gib(plan.codec_bytes)}"
-        )
-    if plan.request.kv_mode.evicts:
-        notes.append("llama-server cannot evict, there is no command for it")
-    elif plan.codec_bytes:
-        notes.append("llama-server has no FP8, the command keeps plain f16")
-    if placed.spill_bytes and placed.status != "refused":
-        moved = ["the KV cache"] if not placed.offload_kqv else []
-        moved += [spilling.describe(placed.spill, len(spilling.blocks_of(profile)))] if placed.spill else []
-        where = "left to the processor" if hardware.unified else "in host memory"
-        notes.append(f"{gib(placed.spill_bytes)} are {where}: {' and '.join(moved)}")
-    if placed.weights == "mapped" and placed.status != "refused":
-        paged = placed.spill_bytes or profile.weights_bytes
-        notes.append(paging.warning(profile, paged, hardware.ram_budget - placed.ram_bytes))
-    return tuple(notes)

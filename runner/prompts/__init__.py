@@ -2,9 +2,11 @@
 
 from runner.prompts.needle import needle_prompts
 from runner.prompts.prompt import Message, Passage, Prompt, Turn
-from runner.prompts.source import least_tokens, load_passages, load_prompts
+from runner.prompts.recall import recall_prompts
+from runner.prompts.source import GENERATORS, least_tokens, load_passages, load_prompts
 
 __all__ = [
+    "GENERATORS",
     "Message",
     "Passage",
     "Prompt",
@@ -13,4 +15,5 @@ __all__ = [
     "load_passages",
     "load_prompts",
     "needle_prompts",
+    "recall_prompts",
 ]

@@ -7,10 +7,9 @@ from collections.abc import Callable
 
 from runner.config import PromptsConfig
 from runner.errors import PromptError
+from runner.prompts.bodies import caravan, filled, hidden
 from runner.prompts.prompt import Prompt
 
-_PLACES = ("Orla", "Veyra", "Tamsin", "Quell", "Harrow", "Lunde", "Maris", "Stell")
-_GOODS = ("wool", "salt", "copper", "amber", "cedar", "glass", "pepper", "linen")
 _QUESTION_TOKENS = 40
 """About what the question and a chat template take of ``prompts.tokens``."""
 
@@ -58,22 +57,5 @@ def _document(
             f"prompts.tokens={config.tokens} has no room for prompts.facts={config.facts}; "
             f"set prompts.tokens={config.tokens - room + 100} or lower prompts.facts"
         )
-    body: list[str] = []
-    day = 0
-    while True:
-        day += 1
-        sentence = (
-            f"On day {day} the caravan crossed the river near {rng.choice(_PLACES)} "
-            f"and traded {rng.randint(2, 90)} bales of {rng.choice(_GOODS)}."
-        )
-        room -= count_tokens(" " + sentence)
-        if room < 0:
-            break
-        body.append(sentence)
-    # From the last place backwards, so that an insertion does not move the places still to come.
-    places = sorted(
-        ((round(depth * len(body)), fact) for depth, fact in zip(depths, facts, strict=True)), reverse=True
-    )
-    for place, fact in places:
-        body.insert(place, fact)
-    return " ".join(body), codes
+    body = filled(caravan(rng), room, count_tokens)
+    return hidden(body, zip(depths, facts, strict=True)), codes

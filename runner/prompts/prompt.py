@@ -64,7 +64,8 @@ class Prompt:
     """A question, a chat that ends in one, or a conversation of several, and what is known about it.
 
     ``document`` stands before the (first) question; prompts with the same document prefill it once.
-    ``probes`` are questions that a KV mode which probes asks the document in place of the prompt's own.
+    ``probes`` are questions that a KV mode which probes asks the document in place of the prompt's own; under one
+    that does not they change nothing, so that a grid can compare the two.
     ``answer`` is the expected one, ``choices`` are option texts in the order A, B, C..., ``meta`` is carried,
     never read. ``kind`` says how an answer is read out of a text; it is None only until the prompts are
     loaded. With ``turns`` all of these are each turn's own.
@@ -158,6 +159,12 @@ def parse_prompt(row: Any, where: str, default_id: str) -> Prompt | Passage:
         raise PromptError(f"{where}: the last message must be the user's; nothing is asked")
     if not prompt.question.strip():
         raise PromptError(f"{where}: the question is empty")
+    if prompt.turns and prompt.probes:
+        raise PromptError(
+            f"{where}: `probes` do not go with `turns`: a conversation keeps all of its document; drop one of them"
+        )
+    if not all(probe.strip() for probe in prompt.probes):
+        raise PromptError(f"{where}: a probe is empty; write what the document is to be asked, or drop it")
     return prompt
 
 

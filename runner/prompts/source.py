@@ -12,8 +12,15 @@ from runner.config import AnswerKind, PromptsConfig
 from runner.errors import ConfigError, PromptError
 from runner.prompts.needle import needle_prompts
 from runner.prompts.prompt import Passage, Prompt, Turn, parse_prompt
+from runner.prompts.recall import check_recall, recall_prompts
 from runner.prompts.texts import passages
 from runner.voting import extract, kind_of, normalise
+
+GENERATORS: dict[str, Callable[[PromptsConfig, Callable[[str], int]], list[Prompt]]] = {
+    "needle": needle_prompts,
+    "recall": recall_prompts,
+}
+"""Where the prompts of a job come from that has none written down, by ``prompts.name``."""
 
 _BYTES_PER_TOKEN = 8
 """More text than any tokenizer in use gets into a token on average; see :func:`least_tokens`."""
@@ -28,7 +35,7 @@ def load_prompts(config: PromptsConfig, count_tokens: Callable[[str], int]) -> l
     """
     rows = _written(config)
     if rows is None:
-        rows = list(needle_prompts(config, count_tokens))
+        rows = list(GENERATORS[config.name](config, count_tokens))
     return [_completed(row, config) for row in rows[: config.limit] if isinstance(row, Prompt)]
 
 
@@ -113,7 +120,9 @@ def _written(config: PromptsConfig) -> list[Prompt | Passage] | None:
         )
     if config.name == "texts" and config.texts.count:
         return []
-    if config.name != "needle":
+    if config.name == "recall":
+        check_recall(config)
+    if config.name not in GENERATORS:
         raise PromptError(
             f"prompts={config.name} has no prompts; set prompts.path=FILE.jsonl or prompts.items=[...]"
         )

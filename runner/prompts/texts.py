@@ -25,7 +25,7 @@ def passages(config: TextsConfig, count_tokens: Callable[[str], int]) -> list[Pa
     """
     cut = []
     for source in config.sources if config.count else ():
-        name, text = _read(source)
+        name, text = read_source(source, "prompts.texts")
         start, end = (round(share * len(text)) for share in config.span)
         for number in range(config.count):
             begin, stop = (start + (end - start) * n // config.count for n in (number, number + 1))
@@ -44,8 +44,12 @@ def passages(config: TextsConfig, count_tokens: Callable[[str], int]) -> list[Pa
     return cut
 
 
-def _read(source: str) -> tuple[str, str]:
-    """A source's name and text."""
+def read_source(source: str, key: str) -> tuple[str, str]:
+    """A source's name and text; ``key`` is the setting that named it.
+
+    Raises:
+        PromptError: there is no such file, or it is no text.
+    """
     if source == PYDOC:
         from pydoc_data.topics import topics
 
@@ -54,11 +58,11 @@ def _read(source: str) -> tuple[str, str]:
     try:
         return path.stem, path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
-        raise PromptError(f"prompts.texts: there is no file {path}; name a text file, or {PYDOC}") from None
+        raise PromptError(f"{key}: there is no file {path}; name a text file, or {PYDOC}") from None
     except UnicodeDecodeError as error:
-        raise PromptError(f"prompts.texts: {path} is not UTF-8 text (byte {error.start})") from None
+        raise PromptError(f"{key}: {path} is not UTF-8 text (byte {error.start})") from None
     except OSError as error:
-        raise PromptError(f"prompts.texts: {path} cannot be read: {error.strerror}") from None
+        raise PromptError(f"{key}: {path} cannot be read: {error.strerror}") from None
 
 
 def _cut(part: str, tokens: int, count_tokens: Callable[[str], int], *, first: bool) -> str | None:

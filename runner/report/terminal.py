@@ -14,11 +14,13 @@ from rich.progress import Progress as Bars
 from rich.table import Table
 
 from runner.planning.hardware.budget import gib
+from runner.report.kept import caption, marked
 from runner.report.plans import evicting
 
 if TYPE_CHECKING:
     from runner.context import PreparedPrompt
     from runner.engine.eviction_log import EvictionRound
+    from runner.engine.survivors import Kept
     from runner.ledger import Verdict
     from runner.planning.plan import Plan
     from runner.planning.remedies import Step
@@ -68,6 +70,15 @@ class View:
                 "tokens: of what the text says later only the most recent is kept; set "
                 "kv_mode.options.decay=0.9, or kv_mode=evict"
             )
+
+    def kept(self, prompt_id: str, kept: Kept | None, pieces: Sequence[bytes]) -> None:
+        """The prompt's text, a token in each of ``pieces``, with what was kept of it marked: by style on a
+        terminal that has any.
+        """
+        self._say(caption(prompt_id, kept, len(pieces)))
+        if kept is not None:
+            styled = self._console.is_terminal and self._console.color_system is not None
+            self._console.print(marked(pieces, kept, styled=styled), highlight=False, soft_wrap=True)
 
     def _say(self, line: str) -> None:
         self._console.print(line, highlight=False, markup=False, soft_wrap=True)

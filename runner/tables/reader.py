@@ -39,6 +39,7 @@ class Tables:
     votes: pd.DataFrame
     growth: pd.DataFrame
     evictions: pd.DataFrame
+    survivors: pd.DataFrame
     scores: pd.DataFrame
     traces: pd.DataFrame
 

@@ -50,13 +50,15 @@ JOBS = _schema(
     ("started_at", "str", "When the job started, ISO 8601 in UTC"),
     ("seconds", "float", "Wall time of the whole job in seconds"),
     ("load_s", "float", "Seconds spent loading weights and creating the context"),
-    ("prefill_s", "float", "Seconds spent prefilling prompts"),
+    ("prefill_s", "float", "Seconds spent prefilling prompts, probes included"),
+    ("probe_s", "float", "Of these, seconds spent on probes: asking a document what the questions look at"),
     ("decode_s", "float", "Seconds spent decoding answers"),
     (
         "prefill_tokens",
         "int",
         "Prompt tokens that were prefilled, each counted once however many workers share it",
     ),
+    ("probe_tokens", "int", "Tokens that were decoded as probes; they are not among prefill_tokens"),
     ("generated_tokens", "int", "Tokens sampled by all workers"),
     ("peak_rss_bytes", "int", "Highest resident memory of the process tree in bytes"),
     ("peak_vram_bytes", "int", "Highest VRAM in use in bytes; null without a card"),
@@ -92,6 +94,17 @@ PLANS = _schema(
         "granularity",
         "str",
         "Who chooses its own tokens: head, layer or token; empty where nothing is evicted",
+    ),
+    (
+        "probe_tokens",
+        "int",
+        "Longest probe in tokens, which stands beside a chunk and what is kept; 0 without",
+    ),
+    (
+        "prefill_tokens",
+        "int",
+        "Tokens that the prompts are prefilled with, probes included: each document as often as it is read; null "
+        "where that is not known, as of conversations. Texts that are scored do not count",
     ),
     ("codec", "str", "none, or fp8 (emulated): FP8's numbers inside f16 cells"),
     ("codec_bytes", "int", "What the codec would take for these cells; kv_bytes is what is allocated"),
@@ -273,6 +286,38 @@ EVICTIONS = _schema(
         "bool",
         "Alarm: what is kept has hardly turned over for several rounds while the text went on",
     ),
+    (
+        "kept_by_part",
+        "floats",
+        "Share of what stays, over all layers and heads, that comes from each tenth of the text so far; sinks and "
+        "recent tokens are included, a worker's own tokens among several workers' are not",
+    ),
+    ("probe_tokens", "int", "Tokens that were decoded as probes since the round before"),
+)
+
+SURVIVORS = _schema(
+    _JOB_ID,
+    _PROMPT_ID,
+    ("layer", "int!", "The block of an attention layer, from 0"),
+    ("head", "int!", "The KV head in it, from 0"),
+    (
+        "position",
+        "int!",
+        "True position in the prompt of a token that the head kept at the last eviction from the document; of the "
+        "prompt where it has no document or that fitted",
+    ),
+    ("token", "str", "The token's text; bytes that are no whole character are written \\xNN"),
+    (
+        "score",
+        "float",
+        "The policy's score, before it was averaged over neighbours; null where the token stayed for what it is "
+        "(a sink, recent) or could not be judged yet",
+    ),
+    (
+        "sampled",
+        "float",
+        "Share of the tokens that the head kept which have a row: each was as likely as any other",
+    ),
 )
 
 SCORES = _schema(
@@ -318,7 +363,7 @@ TRACES = _schema(
     _JOB_ID,
     ("process", "str!", "Which process was sampled, with its children: runner-PID"),
     ("t_s", "float!", "Seconds since the job started"),
-    ("phase", "str", "What the job was doing: load, prefill, grow, decode, score or idle"),
+    ("phase", "str", "What the job was doing: load, prefill, grow, probe, decode, score or idle"),
     ("rss_bytes", "int", "Resident memory of the process tree in bytes"),
     ("vram_bytes", "int", "VRAM in use in bytes; null without a card"),
     ("kv_cells_used", "int", "KV cells in use"),
@@ -340,6 +385,7 @@ SCHEMAS: dict[str, pa.Schema] = {
     "votes": VOTES,
     "growth": GROWTH,
     "evictions": EVICTIONS,
+    "survivors": SURVIVORS,
     "scores": SCORES,
     "traces": TRACES,
 }
@@ -353,6 +399,7 @@ KEYS: dict[str, tuple[str, ...]] = {
     "votes": ("job_id", "prompt_id", "tally_id"),
     "growth": ("job_id", "prompt_id", "step"),
     "evictions": ("job_id", "prompt_id", "step"),
+    "survivors": ("job_id", "prompt_id", "layer", "head", "position"),
     "scores": ("job_id", "prompt_id"),
     "traces": ("job_id", "process", "t_s"),
 }

@@ -38,7 +38,8 @@ def extract(
         text: a worker's whole text.
         kind: one of ``KINDS``; None is ``regex`` with a pattern, ``choice`` with choices, else ``text``.
         choices: the options' texts, in order; the key is the option's letter.
-        pattern: for ``regex``: the last match counts, its first group where it has one.
+        pattern: for ``regex``: the last match counts, its first group where it has one. For ``list`` all
+            matches count, in order: the key is theirs with a space between.
 
     Raises:
         ConfigError: an unknown kind, more than 26 choices, or a pattern that is missing or no
@@ -66,7 +67,7 @@ def normalise(value: str, kind: str, choices: Sequence[str] = ()) -> str | None:
     Raises:
         ConfigError: an unknown kind.
     """
-    return extract(value, "text" if kind == "regex" else kind, choices=choices).key
+    return extract(value, "text" if kind in ("regex", "list") else kind, choices=choices).key
 
 
 def kind_of(expected: str | None, choices: Sequence[str] = ()) -> str:
@@ -87,17 +88,35 @@ def _find_text(text: str) -> Found | str:
 
 
 def _find_regex(text: str, pattern: str | None) -> Found | str:
+    found = _matches(text, "regex", pattern)
+    return found[-1] if found else "the pattern matches nothing"
+
+
+def _find_list(text: str, pattern: str | None) -> Found | str:
+    found = _matches(text, "list", pattern)
+    if not found:
+        return "the pattern matches nothing"
+    return Found(" ".join(each.key for each in found), (found[0].span[0], found[-1].span[1]), "pattern")
+
+
+def _matches(text: str, kind: str, pattern: str | None) -> list[Found]:
+    """What ``pattern`` finds in ``text``, in order: of each match the first group where it has one.
+
+    Raises:
+        ConfigError: there is no pattern, or it is no regular expression.
+    """
     if pattern is None:
-        raise ConfigError("kind=regex needs a pattern; set prompts.pattern")
+        raise ConfigError(f"kind={kind} needs a pattern; set prompts.pattern")
     try:
-        matches = re.finditer(pattern, text)
+        matches = list(re.finditer(pattern, text))
     except re.error as error:
         raise ConfigError(f"prompts.pattern={pattern!r} is no regular expression: {error}; mend it") from None
-    for match in reversed(list(matches)):
+    found = []
+    for match in matches:
         group = 1 if match.re.groups and match[1] is not None else 0
         if key := normalise_text(match[group]):
-            return Found(key, match.span(group), "pattern")
-    return "the pattern matches nothing"
+            found.append(Found(key, match.span(group), "pattern"))
+    return found
 
 
 _TRUTH = {"yes": "true", "true": "true", "no": "false", "false": "false"}
@@ -140,4 +159,5 @@ KINDS: dict[str, Callable[[str, Sequence[str], str | None], Found | str]] = {
     "boolean": lambda text, choices, pattern: _find_boolean(text),
     "regex": lambda text, choices, pattern: _find_regex(text, pattern),
     "text": lambda text, choices, pattern: _find_text(text),
+    "list": lambda text, choices, pattern: _find_list(text, pattern),
 }

@@ -232,7 +232,7 @@ def test_the_alarm_when_nothing_new_comes_in() -> None:
     """H2O's known failure: what was first has collected the most, and the text goes on in vain."""
     selector, budget, chunk = Selector(sinks=4, recent=0.25), 64, 32
     for favours_old in (True, False):
-        log, kept = EvictionLog(selector, budget), np.arange(budget)[None]
+        log, kept = EvictionLog(selector, budget, {}), np.arange(budget)[None]
         for end in range(budget + chunk, 400, chunk):
             positions = np.concatenate([kept, np.arange(end - chunk, end)[None]], axis=1)
             scores = (-positions if favours_old else positions).astype(np.float32)

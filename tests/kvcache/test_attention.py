@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvcache.attention import attention, mass, visible
+from kvcache.attention import attention, mass, most_asked, visible
 
 
 def drawn(seed: int, *shape: int) -> np.ndarray:
@@ -135,3 +135,12 @@ def test_who_sees_what() -> None:
     assert seen.tolist() == [[False, True, True, False], [True, True, True, True]]
     seen = visible(np.array([2, 4]), np.array([3, 0, 2, 4]), window=2)
     assert seen.tolist() == [[False, False, True, False], [True, False, False, True]]
+
+
+def test_what_any_probe_asks_at_the_most() -> None:
+    """Two cells; the first probe has two queries and two tokens of its own, the second one of each."""
+    first, second = np.array([[1.0, 0.5, 0.4, 0.1]], np.float32), np.array([[0.2, 0.6, 0.2]], np.float32)
+    most = most_asked(np.zeros((1, 2), np.float32), first)
+    np.testing.assert_allclose(most, [[0.5, 0.25]], rtol=1e-6)
+    np.testing.assert_allclose(most_asked(most, second), [[0.5, 0.6]], rtol=1e-6)
+    assert most.dtype == np.float32

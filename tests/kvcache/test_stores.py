@@ -12,6 +12,7 @@ from kvcache import budget
 from kvcache.attention import attention, visible
 from kvcache.fp8 import rounded
 from kvcache.policies import POLICIES, make_policy
+from kvcache.rope import Rope, frequencies
 from kvcache.selection import Moves, Selector
 from kvcache.stores import (
     Cells,
@@ -32,6 +33,7 @@ FORMATS: dict[str, Callable[[int, LayerShape], Cells]] = {
     "fp8 movable": lambda n, shape: FP8Cells(n, shape, movable=True),
 }
 WIDE = LayerShape(n_head_kv=2, head_dim_k=256, head_dim_v=256)
+ROPE = Rope(frequencies(8, 10_000.0), interleaved=True)
 
 
 def f32(n: int) -> Cells:
@@ -100,9 +102,12 @@ def test_a_moved_slice_is_what_it_was(name: str) -> None:
         np.testing.assert_array_equal(after, before)
 
 
-def test_fp8_of_one_scale_a_row_refuses_to_move_heads() -> None:
+def test_fp8_of_one_scale_a_row_refuses_to_change_heads() -> None:
+    cells = FP8Cells(4, SHAPE)
     with pytest.raises(ValueError, match="make them movable"):
-        FP8Cells(4, SHAPE).move(Moves(*(np.array([0]) for _ in range(3))))
+        cells.move(Moves(*(np.array([0]) for _ in range(3))))
+    with pytest.raises(ValueError, match="make them movable"):
+        cells.rotate(np.array([0]), np.array([[0], [1]]), ROPE)
 
 
 # -- what all stores do -----------------------------------------------------------------------------------------
@@ -266,6 +271,144 @@ def test_the_cells_that_stay_are_the_newest() -> None:
         assert freed == max(len(before) - 12, 0)
         assert store.read().nominal.tolist() == before[-12:].tolist()
         assert store.table.held([0]).tolist() == cells[-12:].tolist()
+
+
+PROBES = (np.arange(200, 203), np.arange(203, 208))
+"""Rows of a text that are asked, the second's tokens after the first's."""
+
+
+def at_places(rows: np.ndarray, places: np.ndarray, rope: Rope = ROPE) -> np.ndarray:
+    """``[n, heads, dim]`` as they are at ``places`` ``[n]``."""
+    out = rows.copy()
+    for head in range(rows.shape[1]):
+        rope.rotate(out[:, head], places)
+    return out
+
+
+def guided_by_lists(script: Text, kept: int, selector: Selector, size: int, decay: float):  # type: ignore[no-untyped-def]
+    """Every head a list of tokens in order, K kept as it was before RoPE and rotated to a token's place in the
+    list whenever it is read; a token is worth what probes give it, and nothing else."""
+    tokens: list[list[int]] = [[], []]
+    asked: list[dict[int, float]] = [{}, {}]
+    outputs = np.zeros((150, N_HEAD, SHAPE.head_dim_v), np.float32)
+
+    def attend(kv: int, added: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        held, heads, own = np.array([*tokens[kv], *added]), slice(kv * 2, kv * 2 + 2), slice(kv, kv + 1)
+        places = np.arange(len(held))
+        last = places[len(tokens[kv]) :]
+        queries = at_places(script.queries[added][:, heads], last)
+        keys = at_places(script.keys[held][:, own], places)
+        return attention(queries, keys, script.values[held][:, own], visible(last, places))
+
+    for at in chunks(150, size):
+        end = int(at[-1]) + 1
+        for kv in range(2):
+            outputs[at, kv * 2 : kv * 2 + 2] = attend(kv, at)[0]
+            tokens[kv] += at.tolist()
+            if len(tokens[kv]) <= kept:
+                continue
+            means = [attend(kv, probe)[1].mean(axis=(0, 1)) for probe in PROBES]
+            for i, token in enumerate(tokens[kv]):
+                asked[kv][token] = asked[kv].get(token, 0) * decay + max(mean[i] for mean in means)
+            recent = end - selector.recent_cells(kept)
+            safe = [t for t in tokens[kv] if t < selector.sinks or t >= recent]
+            others = sorted(set(tokens[kv]) - set(safe), key=lambda t: -asked[kv][t])
+            tokens[kv] = sorted(safe + others[: kept - len(safe)])
+            asked[kv] = {t: asked[kv][t] for t in tokens[kv]}
+    return outputs, tokens, asked
+
+
+@pytest.mark.parametrize("decay", [0, 0.5])
+@pytest.mark.parametrize("size", [7, 16])
+def test_asked_and_compacted_is_what_lists_a_head_would_do(size: int, decay: float) -> None:
+    script, selector, kept = text(208, seed=size), Selector(sinks=2, recent=0.25), 20
+    policy = make_policy("guided", {"base": 0})
+    store = EvictingStore(f32(kept + size), policy, selector, kept, rope=ROPE)
+    expected, tokens, asked = guided_by_lists(script, kept, selector, size, decay)
+    for at in chunks(150, size):
+        places = at - store.offset
+        store.write(at, at_places(script.keys[at], places), script.values[at])
+        held = store.read()
+        queries = at_places(script.queries[at], places)
+        outputs, probabilities = attention(queries, held.keys, held.values, visible(places, held.nominal))
+        np.testing.assert_allclose(outputs, expected[at], atol=1e-4)
+        store.observe(probabilities, at)
+        if len(held.nominal) > kept:
+            store.ask([probe_of(store, script, probe) for probe in PROBES], decay)
+        store.evict()
+    cells = store.table.held([0])
+    assert store.table.nominal[cells].tolist() == list(range(kept))
+    assert store.offset == 150 - kept
+    for head in range(2):
+        assert sorted(store.positions[head]) == tokens[head]
+        ranks = np.argsort(np.argsort(store.positions[head]))
+        assert store.table.places[head, cells].tolist() == ranks.tolist()
+        got = store.table.asked[head, cells]
+        np.testing.assert_allclose(got, [asked[head][t] for t in store.positions[head]], rtol=1e-3)
+    assert set(tokens[0]) != set(tokens[1])
+
+
+def probe_of(store: EvictingStore, script: Text, probe: np.ndarray) -> np.ndarray:
+    """What a probe looks at, its own tokens last; nothing of it is written."""
+    held = store.read()
+    places = store.end - store.offset + np.arange(len(probe))
+    keys = np.concatenate([held.keys, at_places(script.keys[probe], places)])
+    values = np.concatenate([held.values, script.values[probe]])
+    seen = visible(places, np.concatenate([held.nominal, places]))
+    return attention(at_places(script.queries[probe], places), keys, values, seen)[1]
+
+
+@pytest.mark.parametrize("name", ["f32", "f16", "fp8 movable"])
+@pytest.mark.parametrize("policy", ["window", "keydiff"])
+def test_every_format_can_compact(name: str, policy: str) -> None:
+    """Keys are within the format's rounding of what they would be had they been written where they are now."""
+    script = text(60)
+    cells = FORMATS[name](20, SHAPE)
+    store = EvictingStore(cells, make_policy(policy, {}), Selector(sinks=2), 12, rope=ROPE)
+    for at in chunks(60, 8):
+        store.write(at, at_places(script.keys[at], at - store.offset), script.values[at])
+        store.evict()
+    held = store.read()
+    assert held.nominal.tolist() == list(range(12))
+    for head in range(2):
+        positions = held.positions[head]
+        ranks = np.argsort(np.argsort(positions))
+        expected = at_places(script.keys[positions][:, head : head + 1], ranks)[:, 0]
+        error = np.abs(held.keys[:, head] - expected).max() / np.abs(expected).max()
+        assert error < {"f32": 1e-6, "f16": 2e-3, "fp8 movable": 0.1}[name]
+        np.testing.assert_array_equal(held.values[:, head], as_kept(name, script.values)[positions, head])
+
+
+def test_what_is_not_rotated_is_not_rounded_again() -> None:
+    script = text(6)
+    cells = FORMATS["fp8 movable"](6, SHAPE)
+    cells.put(np.arange(6), script.keys, script.values)
+    before = cells.get(np.arange(6))[0]
+    by = np.zeros((2, 3), np.int64)
+    by[1, 2] = 5
+    cells.rotate(np.array([1, 3, 5]), by, ROPE)
+    after = cells.get(np.arange(6))[0]
+    assert np.argwhere((before != after).any(axis=2)).tolist() == [[5, 1]]
+
+
+def test_a_layer_whose_keys_are_not_rotated_moves_to_places_too() -> None:
+    script, nope = text(40), Rope(frequencies(0, 10_000.0), interleaved=False)
+    store = EvictingStore(f32(20), make_policy("keydiff", {}), Selector(sinks=2), 12, rope=nope)
+    for at in chunks(40, 8):
+        store.write(at, script.keys[at], script.values[at])
+        store.evict()
+    held = store.read()
+    assert held.nominal.tolist() == list(range(12))
+    for head in range(2):
+        np.testing.assert_array_equal(held.keys[:, head], script.keys[held.positions[head], head])
+
+
+def test_who_does_not_probe_is_not_told() -> None:
+    script = text(208)
+    store = evicting(f32(16))
+    step(store, script, np.arange(8))
+    store.ask([probe_of(store, script, PROBES[0])])
+    assert not store.table.asked.any()
 
 
 def layers_of_text(granularity: str, weights: tuple[float, ...] = ()) -> list[EvictingStore]:

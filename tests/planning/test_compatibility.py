@@ -26,6 +26,7 @@ from runner.config import (
     PromptsConfig,
     SpillConfig,
     SwarmConfig,
+    TextsConfig,
     WindowConfig,
     WorkersConfig,
     defaults,
@@ -33,6 +34,7 @@ from runner.config import (
 from runner.engine.context import Context, ContextParams
 from runner.engine.weights import Weights
 from runner.errors import ConfigError, EngineError, PlanRefusedError
+from runner.kv_mode import ProbeConfig
 from runner.overrides import with_overrides
 from runner.parsing import conf_dir, parse
 from runner.planner import Planner
@@ -78,6 +80,8 @@ CHAT = PromptsConfig(name="inline", items=[{"messages": [{"role": "user", "conte
 PLAIN = replace(CHAT, items=["Is 91 prime?", "Is 93?", "Is 97?"])
 SYSTEM = replace(CHAT, items=[{"prompt": "Is 91 prime?", "system": "Be brief."}])
 LONG = replace(CHAT, items=["What is the last word? " + 2000 * "word "])
+GUIDED = KvModeConfig(policy="guided", budget=768)
+LONG_PROBE = ProbeConfig(texts=["Which words of this text are about it? {question}"])
 TURNS = replace(CHAT, items=[{"turns": ["Is 91 prime?", "And 97?"]}])
 
 AXES: dict[str, list[Any]] = {
@@ -191,6 +195,15 @@ BREAKERS: dict[str, JobConfig] = {
     "codec-in-other-cells": job(kv_mode=KvModeConfig(codec="fp8", k="q8_0")),
     "attention-with-flash": job(kv_mode=KvModeConfig(policy="snapkv"), flash_attn="on"),
     "attention-with-quantised-v": job(kv_mode=KvModeConfig(policy="h2o", k="q8_0", v="q8_0")),
+    "probes-that-nobody-asks": job(kv_mode=KvModeConfig(policy="window", probe=ProbeConfig(every=2))),
+    "compaction-without-policy": job(kv_mode=KvModeConfig(positions="compact")),
+    "compaction-of-fp8": job(kv_mode=KvModeConfig(policy="h2o", positions="compact", codec="fp8")),
+    "probes-without-document": job(kv_mode=GUIDED, prompts=LONG),
+    "probes-of-scored-texts": job(kv_mode=GUIDED, prompts=PromptsConfig(texts=TextsConfig(count=1))),
+    "budget-below-probe": job(kv_mode=replace(GUIDED, budget=60, probe=LONG_PROBE)),
+    "probe-longer-than-chunk": job(kv_mode=replace(GUIDED, chunk=32)),
+    "probe-longer-than-micro-batch": job(kv_mode=GUIDED, n_ubatch=32),
+    "chunks-that-leave-unasked": job(kv_mode=replace(GUIDED, budget=512, probe=ProbeConfig(every=2))),
     "budget-of-sinks-alone": job(kv_mode=KvModeConfig(policy="window", budget=4)),
     "nothing-to-choose": job(kv_mode=KvModeConfig(policy="keydiff", recent=1.0)),
     "budget-below-sliding-window": job(

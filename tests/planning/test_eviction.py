@@ -12,7 +12,7 @@ from planned import DENSE, HYBRID, MIB, MIXTURE, SMALL, ask, card, declared, hos
 from kvcache.policies import POLICIES, make_policy
 from runner import identity
 from runner.config import JobConfig, SpillConfig, SwarmConfig, WindowConfig, defaults
-from runner.errors import ConfigError, PlanRefusedError
+from runner.errors import BeyondTrainedError, ConfigError, PlanRefusedError
 from runner.kv_mode import KvModeConfig
 from runner.models.catalogue import named
 from runner.parsing import conf_dir, parse
@@ -26,6 +26,7 @@ from runner.resolve import _least
 from runner.tables.schemas import SCHEMAS
 
 H2O = KvModeConfig(name="h2o", policy="h2o")
+HELD = 88  # bytes for each head and cell
 WINDOW = KvModeConfig(name="window", policy="window")
 OPTIONS = sorted((conf_dir() / "kv_mode").glob("*.yaml"))
 
@@ -81,7 +82,7 @@ def test_a_share_is_rounded_up(value: float, cells: int) -> None:
 @pytest.mark.parametrize(
     ("mode", "said"),
     [
-        ({"policy": "h20"}, "there are none, window, h2o, peak, mean, snapkv, tova, keydiff"),
+        ({"policy": "h20"}, "there are none, window, h2o, peak, guided, mean, snapkv, tova, keydiff"),
         ({"policy": "h2o", "options": {"decoy": 0.5}}, "no option 'decoy'; it has decay, grace"),
         ({"policy": "keydiff", "options": {"decay": 1.0}}, "no option 'decay'; it has none; kv_mode=keydiff"),
         ({"policy": "h2o", "options": {"decay": 1.1}}, "decay=1.1 is too much"),
@@ -185,15 +186,15 @@ def extra(profile: Any = SMALL, mode: KvModeConfig = H2O, **changes: Any) -> int
 
 def test_a_row_of_the_table_for_every_head() -> None:
     """30 layers of 3 KV heads; a window is the same for all of them."""
-    assert extra() == 1280 * (90 * 64 + 8 + 1)
-    assert extra(mode=WINDOW) == 1280 * (64 + 8 + 1)
+    assert extra() == 1280 * (90 * HELD + 8 + 1)
+    assert extra(mode=WINDOW) == 1280 * (HELD + 8 + 1)
     assert extra(mode=replace(H2O, policy="keydiff")) == extra() + 3 * 4 * 1280 * 192
 
 
 def test_only_full_attention_has_rows() -> None:
-    assert extra(HYBRID) == 1280 * (4 * 4 * 64 + 8 + 1)
+    assert extra(HYBRID) == 1280 * (4 * 4 * HELD + 8 + 1)
     gemma = declared("gemma3_270m")
-    assert extra(gemma) == 1280 * (3 * 64 + 8 + 1)
+    assert extra(gemma) == 1280 * (3 * HELD + 8 + 1)
 
 
 def test_what_is_looked_at_on_a_card_is_copied_to_the_host() -> None:
@@ -215,7 +216,7 @@ def test_a_document_waits_in_host_memory() -> None:
     assert shared.cells == alone.cells
     cells, states = 4 * 1024 * 2 * 4 * 128 * 2, 12 * 4 * MIB
     waiting = shared.overhead_bytes - alone.overhead_bytes
-    assert waiting == 2 * (cells + states) + 1024 * 4 * 4 * 64
+    assert waiting == 2 * (cells + states) + 1024 * 4 * 4 * HELD
 
 
 # -- windows -------------------------------------------------------------------------------------------------
@@ -237,9 +238,16 @@ def test_positions_stay_within_the_trained_context() -> None:
         evicting(prefix=9000)
     line = str(error.value)
     assert "9000 prompt tokens and 64 for the answer make 9064, llama was trained to 8192 tokens" in line
-    assert "eviction keeps fewer tokens at the positions that they have: shorten the document" in line
-    with pytest.raises(PlanRefusedError, match=r"shorten the prompt or lower sampling\.max_tokens"):
-        plan(prefix=9000)
+    assert "eviction keeps fewer tokens at the positions that they have: set kv_mode.positions=compact, or" in line
+    reads = "set kv_mode=guided, which reads a document of any length, or choose a model with a longer context"
+    for documents, said in ((True, f"or {reads}"), (False, f"or give its long part as `document` and {reads}")):
+        with pytest.raises(BeyondTrainedError) as beyond:
+            plan(prefix=9000, documents=documents)
+        assert f"shorten the prompt or lower sampling.max_tokens, {said}" in str(beyond.value)
+    compact = replace(H2O, positions="compact")
+    assert evicting(mode=compact, prefix=9000).window_tokens == 1024 + 256 + 64
+    with pytest.raises(BeyondTrainedError, match=r"8256 positions of the prompt and 64 .*; lower kv_mode\.budget"):
+        evicting(mode=replace(compact, budget=8000), prefix=9000)
 
 
 def test_the_largest_window_is_the_native_context() -> None:
@@ -353,9 +361,10 @@ def test_all_of_a_mode_that_can_change_an_answer_is_its_identity() -> None:
     changed = {
         "k": "q8_0", "v": "bf16", "swa_full": True, "codec": "fp8", "policy": "mean", "options": {"decay": 0.5},
         "budget": 512, "chunk": 128, "interval": 16, "granularity": "layer", "sinks": 8, "recent": 0.5, "pool": 7,
-        "layer_weights": [1.0],
+        "layer_weights": [1.0], "positions": "compact",
     }  # fmt: skip
-    assert set(changed) == {f.name for f in fields(KvModeConfig)} - {"name"}
+    told = {"name", "survivors", "show_kept"}
+    assert set(changed) == {f.name for f in fields(KvModeConfig)} - told - {"probe", "guided"}
     ids = {settings(H2O), *(settings(replace(H2O, **{key: value})) for key, value in changed.items())}
     assert len(ids) == 1 + len(changed)
     assert settings(replace(H2O, name="mine")) == settings(H2O)

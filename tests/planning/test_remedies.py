@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import yaml
-from planned import MIB, again, job
+from planned import MIB, again, declared, job
 
 from kvcache.policies import POLICIES
 from runner.config import JobConfig
@@ -13,11 +13,13 @@ from runner.overrides import with_overrides
 from runner.parsing import conf_dir
 from runner.planning.hardware.budget import GIB
 from runner.planning.plan import DryRun, Plan
-from runner.planning.remedies import _POLICIES, Step, accept, advice, applied, ladder, numbered, sufficient
+from runner.planning.remedies import Step, accept, advice, applied, ladder, numbered, sufficient
+from runner.planning.remedy import _POLICIES
 from runner.planning.resolve import with_dry_run, with_more_compute
 from runner.resolve import _decide
 from runner.tables.schemas import SCHEMAS
 
+LLAMA = declared("llama31_8b")
 CARD = ("hardware.vram=8GiB", "hardware.ram=32GiB")
 
 
@@ -224,13 +226,13 @@ TIGHT = ("hardware.ram=4GiB", "swarm_size=9", "sampling.max_tokens=2000")
 
 def test_unasked_nothing_is_applied() -> None:
     config = job(*TIGHT)
-    resolved = _decide(config, formula, lambda plan: plan)
+    resolved = _decide(config, LLAMA, formula, lambda plan: plan)
     assert resolved.config is config and resolved.plan.status == "refused"
     assert sufficient(resolved.steps) and not any(step.applied for step in resolved.steps)
 
 
 def test_apply_takes_the_first_combination() -> None:
-    resolved = _decide(job(*TIGHT, "plan.apply=true"), formula, lambda plan: plan)
+    resolved = _decide(job(*TIGHT, "plan.apply=true"), LLAMA, formula, lambda plan: plan)
     taken = [step.override for step in resolved.steps if step.applied]
     assert taken == sufficient(resolved.steps) and taken
     assert resolved.plan.status == "fits"
@@ -240,7 +242,7 @@ def test_apply_takes_the_first_combination() -> None:
 
 def test_apply_leaves_alone_what_nothing_helps() -> None:
     config = job("hardware.ram=512MiB", "plan.apply=true")
-    resolved = _decide(config, formula, lambda plan: plan)
+    resolved = _decide(config, LLAMA, formula, lambda plan: plan)
     assert resolved.config is config and resolved.plan.status == "refused"
     assert not any(step.applied for step in resolved.steps)
 
@@ -261,7 +263,7 @@ def engine(surplus: int) -> object:
 def test_what_the_engine_asks_beyond_the_formula_is_part_of_every_remedy(surplus: int) -> None:
     """Remedies that fit by formula alone would be refused again, and again."""
     config = job(*TIGHT, "plan.apply=true")
-    resolved = _decide(config, formula, engine(surplus))  # type: ignore[arg-type]
+    resolved = _decide(config, LLAMA, formula, engine(surplus))  # type: ignore[arg-type]
     assert (resolved.plan.status, resolved.plan.source) == ("fits", "dry_run")
     assert resolved.plan.compute_bytes == formula(resolved.config).compute_bytes + surplus
     assert len({step.step for step in resolved.steps}) == len(resolved.steps)
@@ -272,7 +274,7 @@ def test_a_job_that_only_the_engine_refuses_is_told_what_helps() -> None:
     assert room.weights == "resident"
     config = job("hardware.ram=64GiB", f"hardware.reserve={64 * GIB - room.ram_bytes}", "weights=resident")
     assert formula(config).status == "fits"
-    resolved = _decide(config, formula, engine(30 * MIB))  # type: ignore[arg-type]
+    resolved = _decide(config, LLAMA, formula, engine(30 * MIB))  # type: ignore[arg-type]
     assert (resolved.plan.status, resolved.plan.missing_bytes) == ("refused", 30 * MIB)
     enough = sufficient(resolved.steps)
     assert enough and with_more_compute(formula(with_overrides(config, enough)), 30 * MIB).status == "fits"

@@ -16,7 +16,9 @@ PROMISED = {
     "growth": "prompt_id step turn action from_window to_window session_tokens occupancy decode_tok_s "
     "needed_bytes available_bytes reprefill_tokens reprefill_s reason",
     "evictions": "step phase position kept_cells dropped_cells oldest_kept oldest_kept_median score_q10 "
-    "score_q50 score_q90 turnover turnover_min turnover_max frozen",
+    "score_q50 score_q90 turnover turnover_min turnover_max frozen kept_by_part probe_tokens",
+    "survivors": "layer head position token score sampled",
+    "jobs": "prefill_s prefill_tokens probe_s probe_tokens",
     "scores": "tokens nll ppl kl_to_reference top1_agreement",
     "traces": "phase t_s rss_bytes vram_bytes kv_cells_used kv_bytes active_sequences tok_s",
 }
