@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache
 
 import numpy as np
 import numpy.typing as npt
@@ -62,11 +62,6 @@ class Rope:
         angles = by[:, None] * self.frequencies
         return (np.cos(angles) + 1j * np.sin(angles)).astype(np.complex64)
 
-    @cached_property
-    def key(self) -> tuple[object, ...]:
-        """Equal for ropes that rotate alike."""
-        return (self.interleaved, self.first, self.frequencies.tobytes())
-
 
 def frequencies(
     n_dims: int,
@@ -110,12 +105,19 @@ def hadamard(rows: Floats, size: int) -> Floats:
 
     llama.cpp keeps a quantised K so (Sylvester's order). Its own inverse.
     """
-    out = rows.reshape(-1, size).astype(np.float32)
-    step = 1
-    while step < size:
-        blocks = out.reshape(-1, size // (2 * step), 2, step)
-        out = np.stack([blocks[:, :, 0] + blocks[:, :, 1], blocks[:, :, 0] - blocks[:, :, 1]], axis=2)
-        out = out.reshape(-1, size)
-        step *= 2
-    turned: Floats = (out / np.float32(math.sqrt(size))).reshape(rows.shape)
-    return turned
+    flat, matrix = rows.reshape(-1, size), _sylvester(size)
+    turned = np.empty_like(flat)
+    # Larger products would have OpenBLAS wake its threads, which takes longer than all of them.
+    at_once = max(1, 2**18 // size**2)
+    for start in range(0, len(flat), at_once):
+        np.matmul(flat[start : start + at_once], matrix, out=turned[start : start + at_once])
+    return turned.reshape(rows.shape)
+
+
+@cache
+def _sylvester(size: int) -> Floats:
+    """The normalised Hadamard matrix, float32 ``[size, size]``; ``size`` is a power of 2."""
+    matrix = np.ones((1, 1), np.float32)
+    while len(matrix) < size:
+        matrix = np.block([[matrix, matrix], [matrix, -matrix]])
+    return matrix / np.float32(math.sqrt(size))

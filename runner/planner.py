@@ -86,8 +86,8 @@ class Planner:
         """
         if config.kv_mode.compacts:
             raise ConfigError(
-                f"solve=window with kv_mode.positions={config.kv_mode.positions}: a document of any length is read "
-                "in the window that there is; leave solve out, or set kv_mode.positions=original"
+                f"solve=window with kv_mode.positions={config.kv_mode.positions}: a document of any length is "
+                "read in the window that there is; leave solve out, or set kv_mode.positions=original"
             )
         request = self.request(config)
         suffix = request.demand.suffix_tokens

@@ -35,7 +35,9 @@ def write_qwen35moe(
     for block in range(d["n_layer"], d["n_layer"] + d["n_mtp"]):
         head = _qwen35_mixer(d, 3) | _experts(d) | _shared_expert(d) | _draft_head(d["n_embd"])
         tensors |= _prefixed(block, head)
-    return write(path, "qwen35moe", fields | (extra or {}), _outer(d, vocabulary) | tensors, vocabulary, sparse)
+    return write(
+        path, "qwen35moe", fields | (extra or {}), _outer(d, vocabulary) | tensors, vocabulary, sparse
+    )
 
 
 def write_qwen35(path: Path, *, sparse: bool = False, vocabulary: int = 260, **dims: int) -> Path:

@@ -93,13 +93,16 @@ class CacheLayer:
     def rotate(self, cells: Ints, by: Ints, key_rope: KeyRope) -> None:
         """Bring K, of each head its own, ``by`` ``[n_head_kv, n_cells]`` positions forward.
 
-        What does not move is not touched. A quantised K is dequantised, rotated and quantised again, row by row.
+        What does not move is not touched. What moves is rounded to its type once more: each time by 0.02 % of a
+        row's length in f16, 0.15 % in bf16, 0.5 % in q8_0 and 8 % in q4_0 (root mean square, measured on SmolLM2),
+        which over n times adds up to that times the root of n. A quantised K is dequantised, rotated and quantised
+        again, row by row.
         """
         heads, at = np.nonzero(by)
         if not len(heads):
             return
         data, k = self._rows(self.k, self.kv_type_k, self.head_dim_k)
-        rows = np.asarray(dequantize(k[cells[at], heads], _GGML_TYPES[self.kv_type_k]), np.float32)
+        rows = dequantised(k[cells[at], heads], self.kv_type_k)
         if key_rope.turned:
             rows = hadamard(rows, key_rope.turned)
         key_rope.rope.rotate(rows, by[heads, at])
@@ -112,8 +115,7 @@ class CacheLayer:
         """K of these cells as float32 ``[n_head_kv, n_cells, head_dim_k]``, as it is stored: after RoPE, and
         rotated by a Hadamard matrix where it is quantised, which leaves every angle between keys as it is."""
         _, k = self._rows(self.k, self.kv_type_k, self.head_dim_k)
-        rows = dequantize(k[cells], _GGML_TYPES[self.kv_type_k])
-        return np.ascontiguousarray(rows.transpose(1, 0, 2), np.float32)
+        return np.ascontiguousarray(dequantised(k[cells], self.kv_type_k).transpose(1, 0, 2))
 
     def values(self, cells: Ints) -> Floats:
         """V of these cells as float32 ``[n_head_kv, n_cells, head_dim_v]``, which may not be quantised."""
@@ -125,7 +127,7 @@ class CacheLayer:
             picked = np.ascontiguousarray(
                 self._rows(self.v, self.kv_type_v, self.head_dim_v)[1][cells].transpose(1, 0, 2)
             )
-        return np.asarray(dequantize(picked, _GGML_TYPES[self.kv_type_v]), np.float32)
+        return dequantised(picked, self.kv_type_v)
 
     def round_to_fp8(self, kind: str, cells: Ints) -> None:
         """Round the f16 K or V (``kind``) of these cells to E4M3 with one scale a cell."""
@@ -157,6 +159,13 @@ class CacheLayer:
         n_cells = Tensor.from_address(self.v).ne[1]
         width = self.n_head_kv * self.head_dim_v
         return data, elements.reshape(-1, n_cells)[:width].reshape(self.n_head_kv, self.head_dim_v, n_cells)
+
+
+def dequantised(rows: _Bytes, kv_type: str) -> Floats:
+    """What ``rows``, contiguous uint8 ``[..., bytes]``, hold: float32 ``[..., elements]``."""
+    # As a single row: gguf takes sixteen at a time.
+    flat = np.asarray(dequantize(rows.reshape(1, -1), _GGML_TYPES[kv_type]), np.float32)
+    return flat.reshape(*rows.shape[:-1], -1)
 
 
 def quantised(rows: Floats, kv_type: str) -> _Bytes:

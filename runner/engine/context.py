@@ -215,21 +215,23 @@ class Context:
 
     def save_partial(self, sequence: int) -> bytes:
         """The part of a sequence that cannot be cut back: its sliding-window cells and recurrent state."""
-        return self._read_state(sequence, _PARTIAL_ONLY)
+        return bytes(self._read_state(sequence, _PARTIAL_ONLY))
 
     def load_partial(self, sequence: int, state: bytes) -> None:
         """Put back what :meth:`save_partial` gave, into cells that this sequence alone owns."""
         self._write_state(sequence, state, _PARTIAL_ONLY)
 
-    def _read_state(self, sequence: int, flags: int) -> bytes:
+    def _read_state(self, sequence: int, flags: int) -> bytearray:
         size = lib.llama_state_seq_get_size_ext(self.handle, sequence, flags)
-        buffer = (ctypes.c_uint8 * size)()
+        state = bytearray(size)
+        buffer = (ctypes.c_uint8 * size).from_buffer(state)
         if lib.llama_state_seq_get_data_ext(self.handle, buffer, size, sequence, flags) != size:
             raise EngineError(f"the state of sequence {sequence} could not be read")
-        return bytes(buffer)
+        return state
 
-    def _write_state(self, sequence: int, state: bytes, flags: int) -> None:
-        buffer = (ctypes.c_uint8 * len(state)).from_buffer_copy(state)
+    def _write_state(self, sequence: int, state: bytes | bytearray, flags: int) -> None:
+        whole = ctypes.c_uint8 * len(state)
+        buffer = whole.from_buffer(state) if isinstance(state, bytearray) else whole.from_buffer_copy(state)
         if lib.llama_state_seq_set_data_ext(self.handle, buffer, len(state), sequence, flags) == 0:
             raise EngineError(f"the state of sequence {sequence} could not be restored: {last_error()}")
 

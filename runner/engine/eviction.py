@@ -14,7 +14,7 @@ does not reach the model either. Callers go on to speak of true positions: that 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -29,7 +29,7 @@ from runner.engine.chooser import Chooser, Eviction
 from runner.engine.context import Context, ContextParams, Logits, Phase
 from runner.engine.eviction_log import EvictionLog, EvictionRound
 from runner.engine.reading import Reading
-from runner.engine.sequence_state import StateLayout, shifted
+from runner.engine.sequence_state import StateLayout, shift_positions
 from runner.engine.survivors import Kept
 from runner.engine.tap import CacheTap, OnWrite
 from runner.engine.weights import Weights
@@ -45,7 +45,7 @@ class SavedSequence:
     place 0, ``kept`` what the last eviction left.
     """
 
-    state: bytes
+    state: bytearray
     nominal: Ints
     by_row: tuple[npt.NDArray[np.generic], ...]
     offset: int
@@ -292,7 +292,8 @@ class EvictingContext(Context):
         self._rotate(cells, by)
         self._rotate_sliding(shift)
         saved = self.save(sequence)
-        self._put(sequence, replace(saved, state=shifted(saved.state, shift, self._layout)))
+        shift_positions(saved.state, shift, self._layout)
+        self._put(sequence, saved)
 
     def _rotate(self, cells: Ints, by: Ints) -> None:
         assert self.tap is not None  # compaction has rows

@@ -32,12 +32,10 @@ class KeyRope:
     Attributes:
         rope: the rotation.
         turned: the side of the Hadamard matrix that K was turned by behind it; 0 for none.
-        scale: what K was multiplied with as it was rotated (YaRN), which another rotation does not repeat.
     """
 
     rope: Rope
     turned: int = 0
-    scale: float = 1.0
 
 
 def key_rope(set_rows: int) -> KeyRope | None:
@@ -90,7 +88,7 @@ def _parsed(tensor: Tensor) -> KeyRope:
     whole = tensor.op_params
     parts = np.frombuffer(bytes(whole), np.float32)
     n_dims, mode, n_ctx_orig, first = int(whole[1]), int(whole[2]), int(whole[4]), int(whole[15])
-    base, scale, extrapolate, magnitude, beta_fast, beta_slow = (float(x) for x in parts[5:11])
+    base, scale, extrapolate, _, beta_fast, beta_slow = (float(x) for x in parts[5:11])
     if mode not in (_NORMAL, _NEOX, _MROPE, _IMROPE):
         raise EngineError(
             f"this model's rotary embedding is of a type ({mode}) whose keys cannot be moved to other positions; "
@@ -99,8 +97,6 @@ def _parsed(tensor: Tensor) -> KeyRope:
     factors: npt.NDArray[np.float32] | None = None
     if tensor.src[2]:
         factors = read_bytes(tensor.src[2]).view(np.float32).copy()
-    if extrapolate:
-        magnitude *= 1 + 0.1 * float(np.log(1 / scale))
     rates = frequencies(
         n_dims,
         base,
@@ -113,7 +109,7 @@ def _parsed(tensor: Tensor) -> KeyRope:
     )
     if mode in (_MROPE, _IMROPE):
         rates[_stands(n_dims // 2, whole[11:15], interleaved=mode == _IMROPE)] = 0
-    return KeyRope(Rope(rates, interleaved=mode == _NORMAL, first=first), scale=magnitude)
+    return KeyRope(Rope(rates, interleaved=mode == _NORMAL, first=first))
 
 
 def _stands(n_pairs: int, sections: Sequence[int], *, interleaved: bool) -> npt.NDArray[np.bool_]:

@@ -12,9 +12,9 @@ CARAVAN = "caravan"
 
 _PLACES = ("Orla", "Veyra", "Tamsin", "Quell", "Harrow", "Lunde", "Maris", "Stell")
 _GOODS = ("wool", "salt", "copper", "amber", "cedar", "glass", "pepper", "linen")
-# Three small letters before the stop: an abbreviation (Mr., St., e.g.) ends no sentence.
+# Three small letters or digits before the stop: an abbreviation (Mr., St., e.g.) ends no sentence.
 _SENTENCE_ENDS = re.compile(
-    r"""(?:(?<=[a-z]{3}[.!?])|(?<=[a-z][.!?]["”)]))(?=\s+["“(]?[A-Z])|(?<=\S)(?=[ \t]*\n\s*\n)"""
+    r"""(?:(?<=[a-z]{3}[.!?])|(?<=\d{3}[.!?])|(?<=[a-z][.!?]["”)]))(?=\s+["“(]?[A-Z])|(?<=\S)(?=[ \t]*\n\s*\n)"""
 )
 
 

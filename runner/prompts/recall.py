@@ -55,7 +55,9 @@ def recall_prompts(config: PromptsConfig, count_tokens: Callable[[str], int]) ->
     documents = -(-config.count // (config.facts // recall.needs))
     prose = None
     if recall.body != CARAVAN:
-        prose = sentences(read_source(recall.body, "prompts.recall.body")[1])
+        _, text = read_source(recall.body, "prompts.recall.body")
+        # The paragraph break is for where the text goes on from its beginning.
+        prose = sentences(f"\n\n{text.strip()}")
         begin = random.Random(f"{config.seed}/body").randrange(len(prose))
     prompts: list[Prompt] = []
     for number in range(documents):

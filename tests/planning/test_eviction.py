@@ -238,15 +238,25 @@ def test_positions_stay_within_the_trained_context() -> None:
         evicting(prefix=9000)
     line = str(error.value)
     assert "9000 prompt tokens and 64 for the answer make 9064, llama was trained to 8192 tokens" in line
-    assert "eviction keeps fewer tokens at the positions that they have: set kv_mode.positions=compact, or" in line
-    reads = "set kv_mode=guided, which reads a document of any length, or choose a model with a longer context"
-    for documents, said in ((True, f"or {reads}"), (False, f"or give its long part as `document` and {reads}")):
+    assert (
+        "eviction keeps fewer tokens at the positions that they have: set kv_mode.positions=compact, or"
+        in line
+    )
+    reads = (
+        "set kv_mode=guided, which reads a document of any length, or choose a model with a longer context"
+    )
+    for documents, said in (
+        (True, f"or {reads}"),
+        (False, f"or give its long part as `document` and {reads}"),
+    ):
         with pytest.raises(BeyondTrainedError) as beyond:
             plan(prefix=9000, documents=documents)
         assert f"shorten the prompt or lower sampling.max_tokens, {said}" in str(beyond.value)
     compact = replace(H2O, positions="compact")
     assert evicting(mode=compact, prefix=9000).window_tokens == 1024 + 256 + 64
-    with pytest.raises(BeyondTrainedError, match=r"8256 positions of the prompt and 64 .*; lower kv_mode\.budget"):
+    with pytest.raises(
+        BeyondTrainedError, match=r"8256 positions of the prompt and 64 .*; lower kv_mode\.budget"
+    ):
         evicting(mode=replace(compact, budget=8000), prefix=9000)
 
 

@@ -238,6 +238,24 @@ def test_regex(text: str, pattern: str, key: str | None) -> None:
     assert extract(text, pattern=pattern).kind == "regex"
 
 
+@pytest.mark.parametrize(
+    ("text", "pattern", "key"),
+    [
+        ("They are 12 and 7.", r"\d+", "12 7"),
+        ("7, 12", r"\d+", "7 12"),
+        ("A1 then b2", r"(?i)([a-z])\d", "a b"),
+        ("none", r"\d+", None),
+        ("<think>1</think> 2", r"\d+", "2"),
+    ],
+)
+def test_list(text: str, pattern: str, key: str | None) -> None:
+    found = extract(text, "list", pattern=pattern)
+    assert found.key == key
+    if found.span is not None:
+        assert extract(text[slice(*found.span)], "list", pattern=r"\w+").key is not None
+        assert normalise("12 7", "list") == "12 7"
+
+
 def test_choice_labels_follow_the_options() -> None:
     assert extract("C", "choice", choices=["B", "C", "D"]).key == "C"
     assert extract("The answer is paris", "choice", choices=["(B) Paris", "(A) London"]).key == "B"
@@ -265,6 +283,7 @@ def test_an_extraction_shows_where_and_why() -> None:
     [
         ("number5", None, "number, choice, boolean, regex, text"),
         ("regex", None, "needs a pattern"),
+        ("list", None, "kind=list needs a pattern"),
         ("regex", "(", "no regular expression"),
     ],
 )
