@@ -25,7 +25,7 @@ TINY = ("prompts.items=[Why?]", "sampling.max_tokens=2", "swarm_size=1")
         ("modle=smollm2", ("modle", "did you mean model", "prompts")),
         ("sampling.temprature=1", ("sampling.temprature", "did you mean temperature", "top_k")),
         ("kv_mode=h3o", ("kv_mode=h3o", "did you mean h2o", "fp8_window", "snapkv")),
-        ("kv_mode.policy=nix", ("kv_mode.policy='nix'", "there are none, window, h2o, peak, mean")),
+        ("kv_mode.policy=nix", ("kv_mode.policy='nix'", "there are none, window, h2o, peak, guided, mean")),
         ("kv_mode.budget=0", ("kv_mode.budget=0: give a whole number of cells, at least 1, or a share",)),
         ("kv_mode.chunk=8", ("kv_mode.chunk=8", "greater than or equal to 16")),
         ("kv_mode.granularity=cell", ("kv_mode.granularity='cell'", "'head', 'layer' or 'token'")),
@@ -134,8 +134,11 @@ def test_a_prompt_longer_than_the_window(tmp_path: Path) -> None:
 def test_a_context_beyond_the_native_length(tmp_path: Path) -> None:
     line = one_line(runner(tmp_path, *TINY, "window.policy=fixed", "window.tokens=9000"))
     assert "beyond the model's native length" in line and "8192" in line and "9000" in line
-    long = json.dumps({"id": "long", "prompt": "word " * 9000})
-    assert "beyond the model's native length" in one_line(runner(tmp_path, prompts(tmp_path, long)))
+    assert "kv_mode=guided" not in line, "the window is too long, not the prompt"
+    long = json.dumps({"id": "long", "prompt": "Which?", "document": "word " * 9000})
+    line = one_line(runner(tmp_path, prompts(tmp_path, long)))
+    assert "beyond the model's native length" in line
+    assert "this makes it fit: kv_mode=guided kv_mode.budget=7680, in a window of 8192 tokens" in line
 
 
 def test_a_job_without_the_memory(tmp_path: Path) -> None:

@@ -12,9 +12,9 @@ from tiny_models import write_gemma3, write_lfm2, write_qwen35moe
 from runner.tables import load
 
 SMALL = (
-    "model=custom", "kv_mode=guided", "kv_mode.budget=160", "kv_mode.chunk=128", "kv_mode.interval=8",
-    "swarm_size=3", "n_threads=1", "prompts.count=2", "prompts.facts=2", "prompts.tokens=600", "in_flight=1",
-    "sampling.max_tokens=20", "sampling.temperature=3",
+    "model=custom", "kv_mode=guided", "kv_mode.positions=compact", "kv_mode.budget=160", "kv_mode.chunk=128",
+    "kv_mode.interval=8", "swarm_size=3", "n_threads=1", "prompts.count=2", "prompts.facts=2",
+    "prompts.tokens=600", "in_flight=1", "sampling.max_tokens=20", "sampling.temperature=3",
 )  # fmt: skip
 
 

@@ -275,6 +275,7 @@ def test_nothing_of_the_engine_is_imported(tmp_path: Path) -> None:
             ["kv_mode=h2o", "kv_mode.policy=window"],
             "has no option 'decay'; it has none; kv_mode=window starts without",
         ),
+        (["kv_mode=guided", "solve=window"], "a document of any length is read in the window that there is"),
         (["together=mixed"], "together=mixed adds up the cells of a grid; add -m"),
         (
             ["solve=window", "window.max=10"],

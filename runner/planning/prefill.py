@@ -104,12 +104,12 @@ def _together(asked: Sequence[Asked]) -> list[tuple[tuple[Probe, ...], ...]]:
 @cache
 def _probed(tokens: int, budget: int, chunk: int, first_chunk: int, every: int) -> int:
     """After how many chunks of a document there is a probe: of those that leave more than the budget in the cache
-    every ``every``-th, and the last."""
+    the first and then every ``every``-th, and the last."""
     read, held, rounds, probed = 0, 0, 0, 0
     while read < tokens:
         part = min(chunk if read else first_chunk, tokens - read)
         read, held = read + part, held + part
         if held > budget:
-            rounds, held = rounds + 1, budget
             probed += rounds % every == 0 or read == tokens
+            rounds, held = rounds + 1, budget
     return probed

@@ -301,6 +301,9 @@ PAIRS = [
      "kv_mode=keydiff or kv_mode=window"),
     (["kv_mode=h2o", "flash_attn=on"], "kv_mode.policy=h2o with flash_attn=on: "),
     (["kv_mode=h2o", "kv_mode.budget=3"], "kv_mode.budget=3 with kv_mode.sinks=4: "),
+    (["kv_mode=guided", "prompts.items=[Why?]"],
+     "kv_mode.policy=guided with a prompt without a document: the question guides how a document is read, and "
+     "this prompt has none; give its long part as `document`, or choose another kv_mode, as kv_mode=evict"),
     (["kv_mode=fp8", "kv_mode.k=q8_0"], "kv_mode.codec=fp8 with kv_mode.k=q8_0 and kv_mode.v=f16: "),
     (["kv_mode=k8v4", "flash_attn=off"],
      "kv_mode.v=q4_0 with flash_attn=off: a quantised V needs flash attention; "

@@ -34,7 +34,7 @@ ASKED = (
     [
         (GuidedConfig(), 1, 600 + 4 * 20 + 600 + 4 * 30 + 150 + 70),
         (GuidedConfig(share="group"), 1, 600 + 4 * 50 + 150 + 70),
-        (GuidedConfig(), 3, 600 + 2 * 20 + 600 + 2 * 30 + 150 + 70),
+        (GuidedConfig(), 2, 600 + 3 * 20 + 600 + 3 * 30 + 150 + 70),
         # Workers of 160 and 144 cells; the second evicts after 64 tokens for the first time that a chunk fits in.
         (GuidedConfig(diversify=True), 1, 2 * (600 + 600 + 150 + 70) + (4 + 5) * 20 + (4 + 5) * 30 + 20),
     ],
