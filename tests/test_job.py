@@ -161,7 +161,7 @@ def test_other_prompts_are_another_job(tmp_path: Path) -> None:
     assert t.prompts["group_id"].nunique() == 2  # the same group in both
     sums = t.generations.groupby("job_id")[["prefill_tokens", "generated_tokens"]].sum()
     assert sums.to_numpy().tolist() == t.jobs[["prefill_tokens", "generated_tokens"]].to_numpy().tolist()
-    assert runner(tmp_path, "prompts.path=p.jsonl", "hydra.run.dir=c", "n_batch=64", *few).returncode == 0
+    assert runner(tmp_path, "prompts.path=p.jsonl", "hydra.run.dir=c", "n_ubatch=64", *few).returncode == 0
     assert len(load(tmp_path).jobs) == 3
 
 
