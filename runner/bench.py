@@ -21,7 +21,7 @@ from rich.table import Table
 from kvcache import budget
 from runner import cli, models
 from runner.config import JobConfig
-from runner.context import strategy_for
+from runner.context import Full
 from runner.engine.chat import PromptFormat
 from runner.engine.context import Batch, Context, ContextParams, Logits, context_params
 from runner.engine.modes import open_context
@@ -151,10 +151,7 @@ class _Shape:
         self._path = models.locate(config.model) or models.fetch(config.model, allow_large=config.fetch)
         self._profile = from_gguf(self._path)
         form = PromptFormat(session.vocabulary(self._path))
-        strategy = strategy_for(config.context_strategy.name)
-        self._prepared = [
-            strategy.prepare(prompt, form) for prompt in load_prompts(config.prompts, form.count)
-        ]
+        self._prepared = [Full().prepare(prompt, form) for prompt in load_prompts(config.prompts, form.count)]
         self.planned = self.posture(config)
         self._weights = session.weights(self._path, self.planned.plan)
 

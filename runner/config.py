@@ -19,6 +19,7 @@ from runner.prompt_config import AnswerKind as AnswerKind
 from runner.prompt_config import PromptsConfig as PromptsConfig
 from runner.prompt_config import RecallConfig as RecallConfig
 from runner.prompt_config import TextsConfig as TextsConfig
+from runner.strategy_config import StrategyConfig as StrategyConfig
 
 _INT32 = 2**31 - 1
 _STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
@@ -174,17 +175,10 @@ class SwarmConfig:
 
 
 @dataclass(frozen=True, config=_STRICT)
-class StrategyConfig:
-    """What happens to a prompt before the swarm sees it."""
-
-    name: Literal["full"] = "full"
-
-
-@dataclass(frozen=True, config=_STRICT)
 class VoteConfig:
     """How answers become one: the rule, and nothing that would change what was generated."""
 
-    rule: Literal["majority", "similarity"] = "majority"
+    rule: Literal["majority", "similarity", "evidence"] = "majority"
 
 
 @dataclass(frozen=True, config=_STRICT)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 from runner.config import SamplingConfig
-from runner.context import History, PreparedPrompt, Strategy
+from runner.context import Full, History, PreparedPrompt
 from runner.context.base import TokenParts, messages_of
 from runner.context.summary import HEADING, LEAST_TOKENS, summarise
 from runner.engine.chat import PromptFormat
@@ -37,7 +37,6 @@ class Swarm:
     workers: int
     seed: int
     sampling: SamplingConfig
-    strategy: Strategy
     on_refusal: Literal["stop", "compress"] = "stop"
 
 
@@ -62,13 +61,13 @@ class Desk(Protocol):
         """There was a decision about the window, or one's re-prefill was measured."""
 
 
-def opening(conversation: Prompt, strategy: Strategy, form: PromptFormat) -> PreparedPrompt:
+def opening(conversation: Prompt, form: PromptFormat) -> PreparedPrompt:
     """The first turn of a conversation, which its first window must hold.
 
     Raises:
         PromptError: the model cannot take it.
     """
-    return strategy.prepare(History(conversation.document).turn(conversation, 1), form)
+    return Full().prepare(History(conversation.document).turn(conversation, 1), form)
 
 
 class Dialogue:
@@ -132,7 +131,7 @@ class Dialogue:
     # -- one turn -------------------------------------------------------------------------------------------
 
     def _prepared(self, number: int, history: History) -> PreparedPrompt:
-        prepare = self._swarm.strategy.prepare
+        prepare = Full().prepare
         item = prepare(history.turn(self._conversation, number), self._form)
         if not history.summarised:
             return item

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from runner import identity, models
 from runner.config import JobConfig
-from runner.context import strategy_for, with_own_probes, with_probes
+from runner.context import Full, with_own_probes, with_probes
 from runner.desk import JobDesk
 from runner.dialogue import Dialogue, Swarm, opening
 from runner.engine import bindings
@@ -76,13 +76,12 @@ def run_job(
         vocabulary = session.vocabulary(path)
         check_grammar(vocabulary, config.sampling)
         form, turn_form = PromptFormat(vocabulary), PromptFormat(vocabulary, conversation=True)
-        strategy = strategy_for(config.context_strategy.name)
         prompts = load_prompts(config.prompts, form.count)
-        prepared = [strategy.prepare(prompt, form) for prompt in prompts if not prompt.turns]
+        prepared = [Full().prepare(prompt, form) for prompt in prompts if not prompt.turns]
         if config.kv_mode.probes:
             prepared = with_own_probes(prepared, form, config.kv_mode.probe)
         conversations = [prompt for prompt in prompts if prompt.turns]
-        openings = [opening(conversation, strategy, turn_form) for conversation in conversations]
+        openings = [opening(conversation, turn_form) for conversation in conversations]
         passages = load_passages(config.prompts, form.count)
         texts = [prepare(passage, vocabulary, config.scoring.last) for passage in passages]
         workload = workload_of([*prepared, *openings], texts)
@@ -141,7 +140,7 @@ def run_job(
                             tokens = item.document + item.question
                             view.kept(item.prompt.id, kept, [weights.piece(t, special=True) for t in tokens])
             desk = JobDesk(config, settings, path, profile, workload, session, ledger, view, progress, tracer)
-            speakers = Swarm(plan.workers, config.seed, config.sampling, strategy, config.window.on_refusal)
+            speakers = Swarm(plan.workers, config.seed, config.sampling, config.window.on_refusal)
             for conversation in conversations:
                 Dialogue(conversation, plan, speakers, desk, progress, stopping).run()
             if texts:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from runner.config import SamplingConfig, WindowConfig
-from runner.context import PreparedPrompt, strategy_for
+from runner.context import PreparedPrompt
 from runner.dialogue import Dialogue, Swarm
 from runner.engine.context import Batch, Context, ContextParams, Logits
 from runner.engine.sequence import Generation
@@ -118,7 +118,7 @@ def talk(
     progress: Progress | None = None,
     stopping: Callable[[], bool] = lambda: False,
 ) -> Desk:
-    swarm = Swarm(desk.workers, 0, sampling, strategy_for("full"), on_refusal)
+    swarm = Swarm(desk.workers, 0, sampling, on_refusal)
     Dialogue(conversation, plan(window), swarm, desk, progress or Progress(), stopping).run()
     return desk
 

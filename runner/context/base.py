@@ -8,9 +8,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Protocol
+from typing import Literal, Protocol
 
 from runner.prompts import Prompt
+from runner.retrieval.embedders import Embedder
 
 Probe = tuple[int, ...]
 """Token ids of a question that a document is asked while it is read."""
@@ -40,8 +41,119 @@ class Tokenizer(Protocol):
 
 
 @dataclass(frozen=True)
+class Request:
+    """Something that a strategy has the model write.
+
+    ``before`` is what requests may share, and is then prefilled once; ``text`` is somebody's text, in which
+    nothing is a control token; ``after`` ends the request.
+    """
+
+    id: str
+    before: str
+    text: str
+    after: str
+
+
+@dataclass(frozen=True)
+class Written:
+    """What the model wrote for a request; ``cut`` says that it ran out of tokens."""
+
+    text: str
+    prefill_tokens: int
+    generated_tokens: int
+    cut: bool
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Whether a prompt of some length fits whole, without remedies; ``reason`` says it in words."""
+
+    fits: bool
+    reason: str
+
+
+class Engine(Tokenizer, Protocol):
+    """What a strategy may ask of the engine.
+
+    ``window_tokens`` is what a prompt that was shortened may take, with ``answer_tokens`` for its answer.
+    """
+
+    window_tokens: int
+    answer_tokens: int
+
+    def fit(self, prompt_tokens: int) -> Fit:
+        """Whether the plan has room for a prompt of so many tokens."""
+
+    def generate(self, requests: Sequence[Request], *, max_tokens: int, together: int) -> list[Written]:
+        """What the model writes for each of ``requests``, greedily, at most ``together`` at once.
+
+        Raises:
+            PlanRefusedError: not even one at a time fits the memory.
+            Interrupted: Ctrl-C; what was written is lost.
+        """
+
+    def embedder(self, name: str) -> Embedder:
+        """The embedder of this name, or the embedding model in the GGUF file at this path.
+
+        Raises:
+            ConfigError: the ``rag`` extra is not installed.
+            ModelError: there is no such file, or it is no embedding model.
+        """
+
+    def log_likelihoods(self, pairs: Sequence[tuple[str, str]]) -> list[float]:
+        """Of each (text, continuation) the mean log-probability in nats of the continuation's tokens."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One step of a strategy, a row of ``stages``: what went in and came out, in items, characters and tokens.
+
+    ``stage`` is one word, as ``split``, ``index``, ``search``, ``rerank``, ``summarise`` or ``assemble``.
+    ``prefill_tokens`` and ``generated_tokens`` are what the engine did. ``cached`` says that what came out had
+    been kept from before. ``detail`` is one line for a person.
+    """
+
+    stage: str
+    items_in: int
+    items_out: int
+    chars_in: int
+    chars_out: int
+    tokens_in: int
+    tokens_out: int
+    seconds: float
+    prefill_tokens: int = 0
+    generated_tokens: int = 0
+    cached: bool = False
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class Excerpt:
+    """A piece of what is sent in place of a document, a row of ``excerpts``.
+
+    ``first_char`` to ``end_char`` is where it stands in the document; of a summary, what it is of. ``share`` is
+    which part of the room it took: ``retrieved``, ``original`` or ``summary``. ``rank`` counts from 0, the best;
+    ``dense_rank`` and ``bm25_rank`` are its places in the two searches, None where it was not found.
+    """
+
+    first_char: int
+    end_char: int
+    share: Literal["retrieved", "original", "summary"]
+    text: str
+    section: str = ""
+    rank: int | None = None
+    score: float | None = None
+    dense_rank: int | None = None
+    bm25_rank: int | None = None
+
+
+@dataclass(frozen=True)
 class PreparedPrompt:
     """A prompt ready to run: ``tokens_in`` is the length of what was given, ``tokens_sent`` of what is run.
+
+    ``evidence`` is the text that stands in the place of the document, and the document itself where that is sent
+    whole. ``reason`` says why this strategy, where one was chosen; ``stages`` what it did and ``excerpts`` what it
+    sends of the document.
 
     ``probes_by_text`` is what the document is asked while it is read, where the KV mode probes: of each of its
     ``probe.texts``, the questions in that text.
@@ -53,6 +165,10 @@ class PreparedPrompt:
     question: tuple[int, ...]
     tokens_in: int
     probes_by_text: tuple[tuple[Probe, ...], ...] = ()
+    evidence: str | None = None
+    reason: str = ""
+    stages: tuple[Stage, ...] = ()
+    excerpts: tuple[Excerpt, ...] = ()
 
     @property
     def probes(self) -> tuple[Probe, ...]:
@@ -71,11 +187,12 @@ class Strategy(ABC):
     name: str
 
     @abstractmethod
-    def prepare(self, prompt: Prompt, tokenizer: Tokenizer) -> PreparedPrompt:
+    def prepare(self, prompt: Prompt, engine: Engine) -> PreparedPrompt:
         """``prompt`` as tokens.
 
         Raises:
             PromptError: the model cannot take it.
+            KvswarmError: as the engine's methods.
         """
 
 

@@ -11,13 +11,14 @@ class Full(Strategy):
 
     name = "full"
 
-    def prepare(self, prompt: Prompt, tokenizer: Tokenizer) -> PreparedPrompt:
+    def prepare(self, prompt: Prompt, engine: Tokenizer) -> PreparedPrompt:
         """See :meth:`Strategy.prepare`."""
-        tokens = tokenizer.encode(prompt.id, messages_of(prompt), prompt.document)
+        tokens = engine.encode(prompt.id, messages_of(prompt), prompt.document)
         return PreparedPrompt(
             prompt=prompt,
             strategy=self.name,
             document=tokens.document,
             question=tokens.question,
             tokens_in=len(tokens.document) + len(tokens.question),
+            evidence=prompt.document,
         )

@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 import jinja2
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from runner.context.base import Request
 from runner.engine.weights import Weights
 from runner.errors import PromptError
 
@@ -99,6 +100,23 @@ class PromptFormat:
         for part in parts:
             known += self._tokens(part)
         return PromptTokens(known, self._tokens(tail))
+
+    def encode_request(self, request: Request) -> PromptTokens:
+        """A request as one user message: what requests share as the document, and nothing of ``text`` as control.
+
+        Raises:
+            PromptError: the model's template refuses it.
+        """
+        before, after = f"{request.before}\n\n{_DOCUMENT}", f"\n\n{request.after}" if request.after else ""
+        if self._template is None:
+            head, tail = before.removesuffix(_DOCUMENT), after
+        else:
+            text = self._render(request.id, [{"role": "user", "content": before + after}])
+            head, tail = _parted(request.id, text, _DOCUMENT, "document")
+        start = not (self._names["bos_token"] and head.startswith(self._names["bos_token"]))
+        return PromptTokens(
+            self._tokens(head, start=start), self._tokens(request.text, special=False) + self._tokens(tail)
+        )
 
     def _mark(self, turns: Sequence[dict[str, str]]) -> None:
         """Mark where the turns of a conversation are parted: always where a question ends.
