@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from runner import models
 from runner.config import JobConfig, PlanConfig, SamplingConfig, SwarmConfig, WindowConfig
 from runner.context.base import Fit, Request, TokenParts, Written
 from runner.context.room import strategy_window
@@ -40,6 +41,7 @@ class Workshop:
         """``path`` is the model's file; ``stopping`` is asked between two batches."""
         self.window_tokens = strategy_window(config, profile.n_ctx_train)
         self.answer_tokens = config.sampling.max_tokens
+        self.model_digest = models.digest(path)
         self._config, self._path, self._profile, self._session = config, path, profile, session
         self._stopping, self._progress = stopping, progress or Progress()
 

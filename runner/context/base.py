@@ -76,10 +76,12 @@ class Engine(Tokenizer, Protocol):
     """What a strategy may ask of the engine.
 
     ``window_tokens`` is what a prompt that was shortened may take, with ``answer_tokens`` for its answer.
+    ``model_digest`` names the weights: what they wrote or counted may be kept for another job under it.
     """
 
     window_tokens: int
     answer_tokens: int
+    model_digest: str
 
     def fit(self, prompt_tokens: int) -> Fit:
         """Whether the plan has room for a prompt of so many tokens."""
