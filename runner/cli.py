@@ -24,7 +24,7 @@ from runner.parsing import conf_dir, parse
 _NUMBER = re.compile(r"[+-]?\d+(\.\d+)?")
 _SLUG = re.compile(r"[^A-Za-z0-9_.,=+-]+")
 _LONGEST_FOLDER = 120
-_PATHS = {"model.path", "prompts.path", "hydra.run.dir", "hydra.sweep.dir"}
+_PATHS = {"model.path", "prompts.path", "prompts.document", "hydra.run.dir", "hydra.sweep.dir"}
 
 
 def rewrite(arguments: Sequence[str]) -> list[str]:
@@ -36,7 +36,7 @@ def rewrite(arguments: Sequence[str]) -> list[str]:
     shells leave alone behind a dotted key and Hydra's grammar refuses, is the home folder.
 
     Raises:
-        ConfigError: ``swarm_size`` mixes integers and named options.
+        ConfigError: ``swarm_size`` mixes integers and named options; ``~name`` is nobody's home.
     """
     keys = {argument.partition("=")[0] for argument in arguments}
     own_file = "model.path" in keys and "model" not in keys
@@ -54,7 +54,10 @@ def _rewrite(argument: str) -> str:
     if key == "experiment" and equals:
         return f"+{argument}"
     if key in _PATHS and "~" in value:
-        return f"{key}={','.join(str(Path(part).expanduser()) for part in value.split(','))}"
+        try:
+            return f"{key}={','.join(str(Path(part).expanduser()) for part in value.split(','))}"
+        except RuntimeError:
+            raise ConfigError(f"{argument}: there is no such home folder; write the path in full") from None
     if key != "swarm_size" or not equals:
         return argument
     if not value:

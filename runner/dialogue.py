@@ -137,7 +137,11 @@ class Dialogue:
             return item
         whole = prepare(self._told.turn(self._conversation, number), self._form)
         return replace(
-            whole, strategy=f"{item.strategy}+summary", document=item.document, question=item.question
+            whole,
+            strategy=f"{item.strategy}+summary",
+            document=item.document,
+            question=item.question,
+            evidence=item.evidence,
         )
 
     def _fitting(self, number: int) -> PreparedPrompt:

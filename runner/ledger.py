@@ -19,7 +19,7 @@ from runner.prompts.prompt import SCORE
 from runner.record import JobRecord
 from runner.scoring.texts import ScoredText, TextScore
 from runner.tables import TableWriter
-from runner.voting import Ballot, Grade, Vote, extract, grade, normalise, tally, tally_id
+from runner.voting import Ballot, Grade, Vote, extract, grade, normalise, said, support, tally, tally_id
 
 
 @dataclass(frozen=True)
@@ -108,8 +108,16 @@ class Ledger:
         prompt, ballots = item.prompt, []
         for generation in generations:
             found = extract(generation.text, prompt.kind, choices=prompt.choices, pattern=prompt.pattern)
+            supported = None
+            if item.evidence is not None:
+                answer = said(found, generation.text, prompt.choices)
+                supported = support(answer, item.evidence, prompt.question)
             self._tables.append(
-                "generations", job_id=self._record.job_id, answer=found.key, **asdict(generation)
+                "generations",
+                job_id=self._record.job_id,
+                answer=found.key,
+                support=supported,
+                **asdict(generation),
             )
             ballots.append(
                 Ballot(
@@ -118,6 +126,7 @@ class Ledger:
                     text=generation.text,
                     mean_logprob=generation.mean_logprob,
                     truncated=generation.status == "truncated",
+                    support=supported,
                 )
             )
         if any(generation.status == "interrupted" for generation in generations):

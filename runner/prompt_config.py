@@ -57,7 +57,8 @@ class RecallConfig:
 class PromptsConfig:
     """Where the prompts come from: ``path`` (JSONL), else ``items``, else the generator ``needle`` or ``recall``.
 
-    ``texts`` are scored beside them, and alone with ``prompts=texts``.
+    ``texts`` are scored beside them, and alone with ``prompts=texts``. ``document`` is a file or folder that every
+    prompt of a file or of ``items`` is about which has no document of its own.
 
     ``count`` questions about documents of ``tokens`` tokens that hold ``facts`` keyed facts each, at
     ``depths`` (0 is the beginning, 1 the end), are what ``needle`` makes, and in more kinds ``recall``. ``limit``
@@ -67,6 +68,7 @@ class PromptsConfig:
 
     name: str = "needle"
     path: str | None = None
+    document: Annotated[str, Field(min_length=1)] | None = None
     items: list[Any] = field(default_factory=list)
     count: Count = 8
     tokens: Annotated[int, Field(ge=128)] = 1000

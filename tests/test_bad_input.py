@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from commands import one_line, runner
+from pdfs import encrypted, pdf
 
 from runner.tables import load
 
@@ -122,6 +123,41 @@ def test_a_missing_or_binary_prompt_file(tmp_path: Path) -> None:
     assert "no prompt file" in one_line(runner(tmp_path, "prompts.path=none.jsonl"))
     (tmp_path / "p.jsonl").write_bytes(b"\xff\xfe\x00binary")
     assert "not UTF-8" in one_line(runner(tmp_path, "prompts.path=p.jsonl"))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("photo.png", b"\x89PNG\r\n\x1a\n\0", "photo.png is not UTF-8 text (byte 0); save it as UTF-8, or"),
+        ("data.txt", b"abc\0", "data.txt looks binary (byte 3 is NUL); give text, Markdown, HTML or PDF"),
+        ("none.md", None, "there is no document none.md; name a text, Markdown, HTML or PDF file, or a folder"),
+        ("empty.txt", b"", "empty.txt is empty; give a document that says something"),
+        ("damaged.pdf", pdf("A text.")[:200], "damaged.pdf is no PDF that can be read ("),
+        ("locked.pdf", encrypted(pdf("A text."), "secret"), "locked.pdf is encrypted; save a copy of it without"),
+        ("scan.pdf", pdf(""), "scan.pdf has no text on its pages, as a scan has none; run OCR over it, or"),
+        ("folder/photo.png", b"\x89PNG\0", "folder holds no documents with text in them; name a folder of"),
+    ],
+)  # fmt: skip
+def test_a_document_that_is_none(name: str, content: bytes | None, said: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    if content is not None:
+        path.write_bytes(content)
+    line = one_line(runner(tmp_path, *TINY, f"prompts.document={name.split('/')[0]}"))
+    assert line.startswith(f"error: prompts.document: {said}")
+    assert load(tmp_path).jobs["status"].tolist() == ["failed"]
+
+
+def test_a_prompt_without_the_document_that_it_names(tmp_path: Path) -> None:
+    row = json.dumps({"prompt": "Why?", "document_path": "none.pdf"})
+    line = one_line(runner(tmp_path, prompts(tmp_path, row)))
+    assert line.startswith("error: p.jsonl, line 1: there is no document none.pdf; name a")
+    line = one_line(runner(tmp_path, 'prompts.items=[{prompt: "Why?", document: ""}]'))
+    assert "prompts.items[0]: the document is empty; write what it says" in line
+    line = one_line(runner(tmp_path, "prompts=recall", "prompts.document=report.pdf"))
+    assert (
+        "prompts=recall writes its own; set prompts.items=[...] or prompts.path=FILE.jsonl, or drop" in line
+    )
 
 
 def test_a_prompt_longer_than_the_window(tmp_path: Path) -> None:

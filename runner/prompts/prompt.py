@@ -7,6 +7,7 @@ import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import field, fields
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field
@@ -15,6 +16,7 @@ from pydantic.dataclasses import dataclass
 from runner.config import AnswerKind
 from runner.errors import ConfigError, PromptError
 from runner.parsing import parse
+from runner.prompts.documents import read_document
 
 _STRICT = ConfigDict(extra="forbid")
 Text = Annotated[str, Field(min_length=1)]
@@ -123,14 +125,19 @@ class Passage:
 SCORE = "score"
 """The kind of a row that is a :class:`Passage`; every other kind says how an answer is read."""
 
+_PATH = "document_path"
+"""What a row may have in place of a document: the file or folder that it is in."""
+
 _OF_A_TURN = ("answer", "choices", "kind", "pattern")
 
 
-def parse_prompt(row: Any, where: str, default_id: str) -> Prompt | Passage:
-    """A row of a prompt file; ``where`` names the row in an error.
+def parse_prompt(row: Any, where: str, default_id: str, folder: Path = Path()) -> Prompt | Passage:
+    """A row of a prompt file; ``where`` names the row in an error, and paths in it begin at ``folder``.
 
     Raises:
-        PromptError: the row is no object, has an unknown key, a value of a wrong type, or asks nothing.
+        PromptError: the row is no object, has an unknown key, a value of a wrong type, or asks nothing; its
+            document is empty or cannot be read.
+        ConfigError: as :func:`runner.prompts.documents.read_document`.
     """
     if isinstance(row, str):
         row = {"prompt": row}
@@ -145,11 +152,10 @@ def parse_prompt(row: Any, where: str, default_id: str) -> Prompt | Passage:
         raise PromptError(
             f'{where}: `text` is a text to score, which wants "kind": "{SCORE}"; a question is a `prompt`'
         )
-    _check_keys(row, Prompt, where, "'meta'")
+    _check_keys(row, Prompt, where, "'meta'", _PATH)
     values = {"id": default_id, **{key: value for key, value in row.items() if value is not None}}
     values["id"] = str(values["id"])
-    if isinstance(values.get("document"), str):
-        values["document"] = values["document"].strip() or None
+    _take_document(values, where, folder)
     if "turns" in values:
         values["turns"] = _turns(values, where)
     prompt: Prompt = _parsed(Prompt, values, where)
@@ -168,6 +174,29 @@ def parse_prompt(row: Any, where: str, default_id: str) -> Prompt | Passage:
     return prompt
 
 
+def _take_document(values: dict[str, Any], where: str, folder: Path) -> None:
+    """Put the text of the document into ``values``, where a row has one or names its file.
+
+    Raises:
+        PromptError: it is empty or cannot be read, or there are two.
+        ConfigError: as :func:`runner.prompts.documents.read_document`.
+    """
+    path = values.pop(_PATH, None)
+    if path is not None and "document" in values:
+        raise PromptError(f"{where}: give one of `document` and `{_PATH}`")
+    if path is not None:
+        if not isinstance(path, str) or not path.strip():
+            raise PromptError(f"{where}: {_PATH}={path!r} is no path; name a file or a folder of documents")
+        try:
+            values["document"] = read_document(path, folder)
+        except PromptError as error:
+            raise PromptError(f"{where}: {error}") from None
+    elif isinstance(document := values.get("document"), str):
+        values["document"] = document.strip()
+        if not values["document"]:
+            raise PromptError(f"{where}: the document is empty; write what it says, or leave `document` out")
+
+
 def _passage(row: Mapping[Any, Any], where: str, default_id: str) -> Passage:
     """A row of kind ``score``.
 
@@ -176,7 +205,8 @@ def _passage(row: Mapping[Any, Any], where: str, default_id: str) -> Passage:
     """
     values = {key: value for key, value in row.items() if value is not None and key != "kind"}
     known = {field.name for field in fields(Passage)}
-    asked = [key for key in values if key not in known and key in {field.name for field in fields(Prompt)}]
+    of_prompts = {*(field.name for field in fields(Prompt)), _PATH}
+    asked = [key for key in values if key not in known and key in of_prompts]
     if asked:
         raise PromptError(
             f"{where}: {asked[0]!r} does not go with kind={SCORE}: nothing is asked of a `text`; drop one of them"
@@ -190,9 +220,9 @@ def _passage(row: Mapping[Any, Any], where: str, default_id: str) -> Passage:
     return passage
 
 
-def _check_keys(row: Mapping[Any, Any], cls: type, where: str, home: str) -> None:
-    """Refuse what is no field of the dataclass ``cls``; ``home`` is where to put it."""
-    known = [f.name for f in fields(cls)]
+def _check_keys(row: Mapping[Any, Any], cls: type, where: str, home: str, *more: str) -> None:
+    """Refuse what is no field of the dataclass ``cls`` nor one of ``more``; ``home`` is where to put it."""
+    known = [*(f.name for f in fields(cls)), *more]
     for key in row:
         if key not in known:
             near = difflib.get_close_matches(str(key), known, 1)

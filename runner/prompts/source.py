@@ -10,6 +10,7 @@ from typing import cast
 
 from runner.config import AnswerKind, PromptsConfig
 from runner.errors import ConfigError, PromptError
+from runner.prompts.documents import read_document
 from runner.prompts.needle import needle_prompts
 from runner.prompts.prompt import Passage, Prompt, Turn, parse_prompt
 from runner.prompts.recall import check_recall, recall_prompts
@@ -31,7 +32,8 @@ def load_prompts(config: PromptsConfig, count_tokens: Callable[[str], int]) -> l
 
     Raises:
         PromptError: the file is missing, empty or has a bad line (its number is named), an id repeats, or an
-            answer, kind and pattern do not go together.
+            answer, kind and pattern do not go together; a document is empty or cannot be read.
+        ConfigError: a document is HTML or PDF, and the ``documents`` extra is not installed.
     """
     rows = _written(config)
     if rows is None:
@@ -112,11 +114,14 @@ def least_tokens(config: PromptsConfig) -> int:
 def _written(config: PromptsConfig) -> list[Prompt | Passage] | None:
     """The rows that somebody wrote down, which may be none; None where they are to be generated."""
     if config.path is not None:
-        return _unique(_read_jsonl(Path(config.path).expanduser()), config.path)
+        return _with_document(_unique(_read_jsonl(Path(config.path).expanduser()), config.path), config)
     if config.items:
-        return _unique(
-            (parse_prompt(item, f"prompts.items[{i}]", f"p{i + 1}") for i, item in enumerate(config.items)),
-            "prompts.items",
+        rows = (parse_prompt(item, f"prompts.items[{i}]", f"p{i + 1}") for i, item in enumerate(config.items))
+        return _with_document(_unique(rows, "prompts.items"), config)
+    if config.document is not None and config.name in (*GENERATORS, "texts"):
+        raise PromptError(
+            f"prompts.document is what prompts of your own are about, prompts={config.name} writes its own; "
+            "set prompts.items=[...] or prompts.path=FILE.jsonl, or drop prompts.document"
         )
     if config.name == "texts" and config.texts.count:
         return []
@@ -127,6 +132,20 @@ def _written(config: PromptsConfig) -> list[Prompt | Passage] | None:
             f"prompts={config.name} has no prompts; set prompts.path=FILE.jsonl or prompts.items=[...]"
         )
     return None
+
+
+def _with_document(rows: list[Prompt | Passage], config: PromptsConfig) -> list[Prompt | Passage]:
+    """``rows``, with ``prompts.document`` for those that ask and have none of their own."""
+    if config.document is None:
+        return rows
+    try:
+        document = read_document(config.document)
+    except PromptError as error:
+        raise PromptError(f"prompts.document: {error}") from None
+    return [
+        replace(row, document=document) if isinstance(row, Prompt) and row.document is None else row
+        for row in rows
+    ]
 
 
 def _read_jsonl(path: Path) -> Iterable[Prompt | Passage]:
@@ -151,7 +170,7 @@ def _read_jsonl(path: Path) -> Iterable[Prompt | Passage]:
                 f"{error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else error
             )
             raise PromptError(f"{where}: no valid JSON ({reason}); mend the line") from None
-        yield parse_prompt(row, where, f"p{number}")
+        yield parse_prompt(row, where, f"p{number}", path.parent)
 
 
 def _unique(prompts: Iterable[Prompt | Passage], source: str) -> list[Prompt | Passage]:

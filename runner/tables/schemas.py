@@ -201,6 +201,12 @@ GENERATIONS = _schema(
         "float",
         "Mean log-probability (nats) of the sampled tokens in the model's own distribution at temperature 1",
     ),
+    (
+        "support",
+        "float",
+        "How far what was sent of the document says the answer, from 0 to 1; null without a document, and of an "
+        "abstention or an answer without words to look for",
+    ),
     ("finish_reason", "str", "stop, length, interrupted or error"),
     ("status", "str!", "ok, truncated, interrupted or failed"),
     ("seconds", "float", "Seconds from the group's start to this worker's last token"),

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from runner.voting.ballots import Ballot, Vote
-from runner.voting.extraction import KINDS, Extraction, extract, kind_of, normalise
+from runner.voting.extraction import KINDS, Extraction, extract, kind_of, normalise, said
 from runner.voting.rules import RULES
+from runner.voting.support import support
 from runner.voting.tally import Grade, grade, tally, tally_id
 
 __all__ = [
@@ -18,6 +19,8 @@ __all__ = [
     "grade",
     "kind_of",
     "normalise",
+    "said",
+    "support",
     "tally",
     "tally_id",
 ]

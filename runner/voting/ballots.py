@@ -9,7 +9,8 @@ from dataclasses import dataclass
 class Ballot:
     """One worker's answer: its extracted key (None abstains), its raw text, and what the engine said of it.
 
-    ``mean_logprob`` is in nats. A truncated answer votes like any other if an answer could be read in it.
+    ``mean_logprob`` is in nats; ``support`` is how far the evidence that was sent says the answer, from 0 to 1,
+    None where there was none. A truncated answer votes like any other if an answer could be read in it.
     """
 
     worker: int
@@ -17,6 +18,7 @@ class Ballot:
     text: str = ""
     mean_logprob: float | None = None
     truncated: bool = False
+    support: float | None = None
 
 
 @dataclass(frozen=True)

@@ -87,6 +87,12 @@ def find_choice(text: str, choices: Sequence[str]) -> Found | str:
     return _bracketed(text, options) or _mentioned(mentions)
 
 
+def option_text(label: str, choices: Sequence[str]) -> str:
+    """The words of the option that ``label`` names; empty where it has none that are known."""
+    options = _Options.of(choices)
+    return dict(zip(options.labels, options.texts, strict=True)).get(label, "")
+
+
 def _label(match: re.Match[str], rule: str) -> Found:
     return Found(match["label"].upper(), match.span("label"), rule)
 

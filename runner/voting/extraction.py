@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from runner.errors import ConfigError
-from runner.voting.choices import find_choice
+from runner.voting.choices import find_choice, option_text
 from runner.voting.numbers import find_number, is_number
 from runner.voting.text import Found, Span, announced, boxed, normalise_text, visible
 
@@ -68,6 +68,22 @@ def normalise(value: str, kind: str, choices: Sequence[str] = ()) -> str | None:
         ConfigError: an unknown kind.
     """
     return extract(value, "text" if kind in ("regex", "list") else kind, choices=choices).key
+
+
+def said(found: Extraction, text: str, choices: Sequence[str] = ()) -> str:
+    """What ``text``, in which ``found`` was found, says of the matter; empty where that is nothing.
+
+    A number, an option's own words for its letter, what a pattern found, or the whole text, reasoning set aside,
+    where the answer is a yes, a no or a text.
+    """
+    if found.key is None or found.span is None:
+        return ""
+    if found.kind == "number":
+        return found.key
+    if found.kind == "choice":
+        return option_text(found.key.upper(), choices)
+    shown = visible(text) or ""
+    return shown if found.kind == "boolean" else shown[slice(*found.span)]
 
 
 def kind_of(expected: str | None, choices: Sequence[str] = ()) -> str:

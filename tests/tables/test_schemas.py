@@ -11,7 +11,7 @@ PROMISED = {
     "weights_bytes kv_bytes recurrent_bytes compute_bytes overhead_bytes total_bytes spill_bytes status "
     "reason source llama_server",
     "generations": "text answer seed prompt_tokens prefill_tokens generated_tokens mean_logprob "
-    "finish_reason status",
+    "support finish_reason status",
     "votes": "rule winner votes workers margin agreement tie abstained correct",
     "growth": "prompt_id step turn action from_window to_window session_tokens occupancy decode_tok_s "
     "needed_bytes available_bytes reprefill_tokens reprefill_s reason",

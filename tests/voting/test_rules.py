@@ -1,4 +1,5 @@
 import itertools
+import math
 from dataclasses import fields
 
 import pytest
@@ -118,6 +119,41 @@ def test_a_stricter_threshold_gives_fewer_votes() -> None:
     cast = ballots("a b c", "a b c", "a b c d")
     assert tally(cast, "similarity").votes == 3
     assert tally(cast, "similarity", threshold=0.9).votes == 2
+
+
+def supported(*answers: tuple[str | None, float | None]) -> list[Ballot]:
+    return [Ballot(worker, key, key or "", support=share) for worker, (key, share) in enumerate(answers)]
+
+
+@pytest.mark.parametrize(
+    ("answers", "winner", "tied", "votes", "margin"),
+    [
+        ([("9", 0.1), ("9", 0.1), ("7", 0.9)], "7", (), 1, 0),  # one that the evidence says
+        ([("9", 0.5), ("9", 0.5), ("7", 0.9)], "9", (), 2, 1 / 3),  # half the support, twice
+        ([("9", None), ("9", None), ("7", None)], "9", (), 2, 1 / 3),  # no evidence
+        ([("9", 0.0), ("9", 0.0), ("7", 0.0)], "9", (), 2, 1 / 3),  # nothing that it says
+        ([("9", 0.5), ("9", 0.5), ("7", 1.0)], "9", (), 2, 1 / 3),  # equal sums: the most votes
+        ([("9", 0.1 + 0.2), ("7", 0.3)], None, ("7", "9"), 1, 0),
+        ([(None, None), ("7", 0.2), ("9", None)], "7", (), 1, 0),
+    ],
+)  # fmt: skip
+def test_the_evidence_weighs_votes(
+    answers: list[tuple[str | None, float | None]],
+    winner: str | None, tied: tuple[str, ...], votes: int, margin: float,
+) -> None:  # fmt: skip
+    for order in itertools.permutations(supported(*answers)):
+        vote = tally(order, "evidence")
+        assert (vote.winner, vote.tied, vote.votes, vote.tie) == (winner, tied, votes, bool(tied))
+        assert vote.margin == pytest.approx(margin)
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.none() | st.floats(0, 1)), min_size=1, max_size=9))
+def test_more_support_never_loses_a_vote_by_the_evidence(answers: list[tuple[str, float | None]]) -> None:
+    vote = tally(supported(*answers), "evidence")
+    sums = {key: math.fsum(share or 0 for named, share in answers if named == key) for key, _ in answers}
+    leaders = vote.tied or (vote.winner,)
+    assert all(sums[str(key)] == pytest.approx(max(sums.values())) for key in leaders)
+    assert 0 <= vote.margin <= vote.agreement <= 1
 
 
 def test_an_unknown_rule_or_option_is_one_line() -> None:
