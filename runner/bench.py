@@ -178,7 +178,13 @@ class _Shape:
             with TableWriter(self._folder) as tables, JobRecord(tables, config, _JOB_ID, ()) as record:
                 progress = Progress()
                 ledger = Ledger(tables, record, config)
-                with Tracer(tables, _JOB_ID, progress, plan, hz=config.trace.hz):
+
+                def append(row: dict[str, Any], tables: TableWriter = tables) -> None:
+                    tables.append("traces", job_id=_JOB_ID, **row)
+
+                tracer = Tracer(append, progress, hz=config.trace.hz, began=record.began)
+                tracer.follow(plan)
+                with tracer:
                     began = time.monotonic()
                     self._answer(twin, config, progress, ledger)
                     everything = time.monotonic() - began

@@ -19,7 +19,19 @@ from runner.prompts.prompt import SCORE
 from runner.record import JobRecord
 from runner.scoring.texts import ScoredText, TextScore
 from runner.tables import TableWriter
-from runner.voting import Ballot, Grade, Vote, extract, grade, normalise, said, support, tally, tally_id
+from runner.voting import (
+    Ballot,
+    Grade,
+    Vote,
+    extract,
+    grade,
+    normalise,
+    said,
+    says,
+    support,
+    tally,
+    tally_id,
+)
 
 
 @dataclass(frozen=True)
@@ -49,7 +61,7 @@ class Ledger:
             self._tables.append("plan_steps", job_id=self._record.job_id, **step.row())
 
     def prompts(self, prepared: Sequence[PreparedPrompt], group_ids: Sequence[str]) -> None:
-        """A row of ``prompts`` each."""
+        """A row of ``prompts`` each, and what its strategy did and sends: ``stages`` and ``excerpts``."""
         for item, group_id in zip(prepared, group_ids, strict=True):
             prompt = item.prompt
             self._tables.append(
@@ -63,8 +75,15 @@ class Ledger:
                 document_tokens=len(item.document),
                 tokens_in=item.tokens_in,
                 tokens_sent=item.tokens_sent,
+                reason=item.reason,
+                answer_in_context=_in_context(item),
                 kind=prompt.kind,
                 expected=_expected(prompt),
+            )
+            key = {"job_id": self._record.job_id, "prompt_id": prompt.id}
+            self._tables.extend("stages", [key | {"step": n} | asdict(s) for n, s in enumerate(item.stages)])
+            self._tables.extend(
+                "excerpts", [key | {"number": n} | asdict(e) for n, e in enumerate(item.excerpts)]
             )
 
     def texts(self, texts: Sequence[ScoredText], text_ids: Sequence[str]) -> None:
@@ -162,6 +181,13 @@ class Ledger:
         leading = next((ballot.text for ballot in ballots if ballot.key in vote.tied), ballots[0].text)
         shown = text if prompt.kind == "text" else vote.winner
         return Verdict(vote, graded, shown, reply=leading if text is None else text)
+
+
+def _in_context(item: PreparedPrompt) -> bool | None:
+    """Whether what is sent of the document says the known answer."""
+    if item.evidence is None or item.prompt.answer is None:
+        return None
+    return says(item.evidence, item.prompt.answer)
 
 
 def _expected(prompt: Prompt) -> str | None:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from runner import models
 from runner.config import HardwareConfig, JobConfig, ModelConfig
-from runner.errors import ConfigError
+from runner.errors import BeyondTrainedError, ConfigError
 from runner.expected import expected, with_probe
 from runner.planning import checks, flash, quants
-from runner.planning.ask import Workload, request_for
+from runner.planning.ask import Workload, as_sent, request_for
 from runner.planning.hardware.budget import Hardware, look, probe
 from runner.planning.hardware.build import offload_backends
 from runner.planning.inverse import Limit, largest, largest_tried
@@ -62,7 +63,14 @@ class Planner:
             ConfigError: options that the engine cannot combine, or a model of which nothing is known.
             PlanRefusedError: the prompts pass the window, or the window the native context.
         """
-        return resolve(self.request(config))
+        strategy = config.context_strategy
+        if strategy.name != "auto":
+            return resolve(self.request(config))
+        with suppress(BeyondTrainedError):
+            plan = resolve(self.request(replace(config, context_strategy=replace(strategy, name="full"))))
+            if plan.status != "refused":
+                return plan
+        return resolve(self.request(replace(config, context_strategy=replace(strategy, name="compress"))))
 
     def most_workers(self, config: JobConfig) -> Limit:
         """The largest swarm that fits."""
@@ -113,10 +121,11 @@ class Planner:
                 return
 
     def request(self, config: JobConfig) -> Request:
-        """What a job asks for."""
+        """What a job asks for; of ``context_strategy=auto``, what it asks for where documents are shortened."""
         profile, hardware = self.profile(config.model), self.hardware(config.hardware)
         file = self._once("file", config.model, lambda: models.locate(config.model))
-        return request_for(config, profile, hardware, self.workload(config), self._ratios, file)
+        workload = as_sent(config, profile, self.workload(config))
+        return request_for(config, profile, hardware, workload, self._ratios, file)
 
     def profile(self, model: ModelConfig) -> ModelProfile:
         """From the option where its figures are exact, else from the file where it is here.

@@ -58,8 +58,10 @@ class JobRecord:
         self.job_id = job_id
         self.status, self.reason = "running", ""
         self.score = Score()
+        self.began = time.monotonic()
         self._facts: dict[str, Any] = {}
-        self._tables, self._began = tables, time.monotonic()
+        self._tables, self._identified = tables, False
+        self._traces: list[dict[str, Any]] = []
         self._fixed = {
             "name": config.name,
             "config": _json(config),
@@ -77,13 +79,33 @@ class JobRecord:
 
         ``config`` is what will run: with the quant that was chosen and the remedies that were taken.
         """
-        self.job_id = job_id
+        self.job_id, self._identified = job_id, True
         self._facts |= {"config": _json(config), "model_digest": model_digest, "n_threads": n_threads}
+        self._write_traces()
         self._write()
+
+    def trace(self, row: dict[str, Any]) -> None:
+        """A row of ``traces``; written as soon as the job has its id."""
+        self._traces.append(row)
+        if self._identified:
+            self._write_traces()
+
+    @contextmanager
+    def preparing(self, progress: Progress, tracer: Tracer) -> Iterator[None]:
+        """Trace a block in which prompts are prepared; its figures are in the row however the block ends."""
+        try:
+            with tracer:
+                yield
+        finally:
+            self._facts |= {
+                "prepare_s": tracer.seconds,
+                "prepare_prefill_tokens": progress.prefill_tokens,
+                "prepare_generated_tokens": progress.generated_tokens,
+            } | self._peaks(tracer)
 
     @contextmanager
     def measuring(self, progress: Progress, tracer: Tracer) -> Iterator[None]:
-        """Trace the block; its figures are in the row however the block ends."""
+        """Trace a block in which prompts are run; its figures are in the row however the block ends."""
         try:
             with tracer:
                 yield
@@ -96,9 +118,7 @@ class JobRecord:
                 "prefill_tokens": progress.prefill_tokens,
                 "probe_tokens": progress.probe_tokens,
                 "generated_tokens": progress.generated_tokens,
-                "peak_rss_bytes": tracer.peak_rss_bytes,
-                "peak_vram_bytes": tracer.peak_vram_bytes,
-            }
+            } | self._peaks(tracer)
 
     def __enter__(self) -> JobRecord:
         self._forget_hook = bindings.on_abort(self._aborted)
@@ -109,16 +129,29 @@ class JobRecord:
     ) -> None:
         self._forget_hook()
         self.status, self.reason = _outcome(error)
+        self._write_traces()
         self._write()
 
     @property
     def seconds(self) -> float:
         """Since the job started."""
-        return time.monotonic() - self._began
+        return time.monotonic() - self.began
 
     def _aborted(self, message: str) -> None:
         self.status, self.reason = "failed", f"llama.cpp stopped the process: {message}"
         self._write()
+
+    def _peaks(self, tracer: Tracer) -> dict[str, int | None]:
+        """The highest of what was traced so far."""
+        peaks = {"peak_rss_bytes": tracer.peak_rss_bytes, "peak_vram_bytes": tracer.peak_vram_bytes}
+        return {
+            key: max((n for n in (value, self._facts.get(key)) if n is not None), default=None)
+            for key, value in peaks.items()
+        }
+
+    def _write_traces(self) -> None:
+        rows, self._traces = self._traces, []
+        self._tables.extend("traces", [{"job_id": self.job_id} | row for row in rows])
 
     def _write(self) -> None:
         self._tables.append(

@@ -17,7 +17,7 @@ from runner.expected import expected
 from runner.overrides import with_overrides
 from runner.planner import measured_shapes
 from runner.planning import compatibility, flash, quants
-from runner.planning.ask import Workload, request_for
+from runner.planning.ask import Workload, as_sent, request_for
 from runner.planning.beyond import within
 from runner.planning.facts import Facts
 from runner.planning.hardware.budget import Hardware, probe, with_held
@@ -25,7 +25,8 @@ from runner.planning.hardware.build import offload_backends
 from runner.planning.model.profile import ModelProfile, from_config
 from runner.planning.plan import Plan
 from runner.planning.prefill import Asked, Probe
-from runner.planning.remedies import Step, accept, applied, ladder, numbered, sufficient
+from runner.planning.remedies import Step, Tried, accept, applied, ladder, numbered, sufficient
+from runner.planning.remedy import GUIDED, Remedy, budgets_below, guided_overrides
 from runner.planning.request import Request
 from runner.planning.resolve import at_window, resolve, with_dry_run, with_more_compute
 from runner.prompts import least_tokens
@@ -124,7 +125,7 @@ def _least(config: JobConfig, profile: ModelProfile) -> Workload:
     refused once it is counted: so the least is a prompt that just passes it.
     """
     expects, mode = expected(config.prompts), config.kv_mode
-    tokens = least_tokens(config.prompts)
+    tokens = as_sent(config, profile, Workload(least_tokens(config.prompts))).prompt_tokens
     if mode.evicts:
         passed = mode.budget_cells(tokens) + 1
         answer = config.sampling.max_tokens if expects.asks else 1
@@ -147,6 +148,24 @@ def resolve_job(config: JobConfig, path: Path, profile: ModelProfile, workload: 
         return resolve(_request(job, profile, budget, workload, path))
 
     return _decide(config, profile, formula, lambda plan: measured(path, plan))
+
+
+def guided_reading(
+    config: JobConfig, path: Path, profile: ModelProfile, workload: Workload
+) -> tuple[str, Plan] | None:
+    """What a person types for the guided reading with the largest budget that fits, and its plan by formula.
+
+    None where no budget does.
+    """
+    hardware = _hardware(config)
+    longest = min(workload.prompt_tokens, profile.n_ctx_train or workload.prompt_tokens)
+    words = guided_overrides(config, budgets_below(longest, profile))
+    if not words:
+        return None
+    tried = Tried(config, lambda job: resolve(_request(job, profile, hardware, workload, path)))
+    override = tried.mildest([], Remedy(GUIDED, "", words))
+    plan = tried.plan([override]) if override is not None else None
+    return None if override is None or plan is None else (override, plan)
 
 
 def replan(

@@ -5,35 +5,43 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Callable
 from types import TracebackType
+from typing import Any
 
 import psutil
 import pynvml
 
 from runner.planning.plan import Plan
 from runner.progress import Progress
-from runner.tables import TableWriter
 
 _FAMILY_EVERY_S = 1.0
 """Walking the process tree costs milliseconds; children do not come and go at the sampling rate."""
 
 
 class Tracer:
-    """A context manager that appends to ``traces`` at ``hz`` and remembers the peaks, in bytes."""
+    """A context manager that hands rows of ``traces`` on at ``hz`` and remembers the peaks, in bytes."""
 
     def __init__(
-        self, tables: TableWriter, job_id: str, progress: Progress, plan: Plan, *, hz: float
+        self, append: Callable[[dict[str, Any]], None], progress: Progress, *, hz: float, began: float
     ) -> None:
-        """Sample what ``progress`` says; VRAM, of every NVIDIA card, where ``plan`` puts layers on one."""
+        """Sample what ``progress`` says; VRAM, of every NVIDIA card, once a plan puts layers on one.
+
+        Args:
+            append: takes a row.
+            progress: what is sampled.
+            hz: samples a second.
+            began: when the job did, by ``time.monotonic``.
+        """
         self.peak_rss_bytes = 0
         self.peak_vram_bytes: int | None = None
         self._process = f"runner-{os.getpid()}"
-        self._tables, self._job_id, self._progress = tables, job_id, progress
+        self._append, self._progress = append, progress
         self._period = 1.0 / hz
-        self.follow(plan)
+        self._bytes_per_cell, self._vram = 0.0, False
         self._family = [psutil.Process()]
         self._family_at = -_FAMILY_EVERY_S
-        self._began = time.monotonic()
+        self._job_began, self._began = began, time.monotonic()
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._run, name="tracer", daemon=True)
         self.error: Exception | None = None
@@ -76,18 +84,18 @@ class Tracer:
         self.peak_rss_bytes = max(self.peak_rss_bytes, rss)
         if vram is not None:
             self.peak_vram_bytes = max(self.peak_vram_bytes or 0, vram)
-        self._tables.append(
-            "traces",
-            job_id=self._job_id,
-            process=self._process,
-            t_s=now - self._began,
-            phase=p.phase,
-            rss_bytes=rss,
-            vram_bytes=vram,
-            kv_cells_used=p.cells_used,
-            kv_bytes=round(p.cells_used * self._bytes_per_cell),
-            active_sequences=p.active_sequences,
-            tok_s=p.tok_s,
+        self._append(
+            {
+                "process": self._process,
+                "t_s": now - self._job_began,
+                "phase": p.phase,
+                "rss_bytes": rss,
+                "vram_bytes": vram,
+                "kv_cells_used": p.cells_used,
+                "kv_bytes": round(p.cells_used * self._bytes_per_cell),
+                "active_sequences": p.active_sequences,
+                "tok_s": p.tok_s,
+            }
         )
 
     def _rss(self, now: float) -> int:

@@ -9,13 +9,12 @@ from pathlib import Path
 from runner import models
 from runner.config import JobConfig, PlanConfig, SamplingConfig, SwarmConfig, WindowConfig
 from runner.context.base import Fit, Request, TokenParts, Written
-from runner.context.room import strategy_window
 from runner.engine.chat import PromptFormat
 from runner.engine.scheduler import Scheduler
 from runner.engine.sequence import Group
 from runner.errors import BeyondTrainedError
 from runner.kv_mode import KvModeConfig
-from runner.planning.ask import Workload
+from runner.planning.ask import Workload, strategy_window
 from runner.planning.hardware.budget import gib
 from runner.planning.model.profile import ModelProfile
 from runner.planning.plan import Plan

@@ -72,6 +72,18 @@ class Fit:
     reason: str
 
 
+@dataclass(frozen=True)
+class Reading:
+    """A guided reading of a prompt's document: the overrides that it takes, as a person types them.
+
+    ``prefill_tokens`` counts what is decoded of document, question and probes; ``budget_cells`` is what is kept.
+    """
+
+    overrides: str
+    prefill_tokens: int
+    budget_cells: int
+
+
 class Engine(Tokenizer, Protocol):
     """What a strategy may ask of the engine.
 
@@ -85,6 +97,12 @@ class Engine(Tokenizer, Protocol):
 
     def fit(self, prompt_tokens: int) -> Fit:
         """Whether the plan has room for a prompt of so many tokens."""
+
+    def guided(self, item: PreparedPrompt) -> Reading | None:
+        """How a prompt that does not fit whole is read by its question, with the largest budget that fits.
+
+        None where the job cannot: it evicts by a mode of its own, or another prompt of it has no document.
+        """
 
     def generate(self, requests: Sequence[Request], *, max_tokens: int, together: int) -> list[Written]:
         """What the model writes for each of ``requests``, greedily, at most ``together`` at once.
@@ -157,6 +175,8 @@ class PreparedPrompt:
     whole. ``reason`` says why this strategy, where one was chosen; ``stages`` what it did and ``excerpts`` what it
     sends of the document.
 
+    ``overrides`` are what the job is run with for this prompt's sake, as a person types them; empty for none.
+
     ``probes_by_text`` is what the document is asked while it is read, where the KV mode probes: of each of its
     ``probe.texts``, the questions in that text.
     """
@@ -169,6 +189,7 @@ class PreparedPrompt:
     probes_by_text: tuple[tuple[Probe, ...], ...] = ()
     evidence: str | None = None
     reason: str = ""
+    overrides: str = ""
     stages: tuple[Stage, ...] = ()
     excerpts: tuple[Excerpt, ...] = ()
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from runner.config import JobConfig
 from runner.context.base import Engine, Excerpt, PreparedPrompt, Stage, messages_of
 from runner.context.full import Full
 from runner.errors import PromptError
@@ -13,16 +12,6 @@ from runner.prompts import Prompt
 
 LEAST_TOKENS = 64
 """A smaller room holds nothing that is worth sending."""
-
-_WINDOW = 8192
-"""What a shortened prompt and its answer take unless the config says otherwise: the window of many models."""
-
-
-def strategy_window(config: JobConfig, native: int) -> int:
-    """Tokens that a shortened prompt and its answer may take; ``native`` is what was trained for, or 0."""
-    wanted = config.context_strategy.window or config.window.tokens or _WINDOW
-    return min(limit for limit in (wanted, config.window.max, native) if limit)
-
 
 def room_of(prompt: Prompt, engine: Engine) -> int:
     """Tokens that are left for the document's place: window - question - answer - template.

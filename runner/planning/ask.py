@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from runner.config import JobConfig, ModelConfig
@@ -51,6 +51,35 @@ class Workload:
     def bare(self) -> bool:
         """Whether a prompt is known to have no document."""
         return any(not item.document_tokens for item in self.asked)
+
+
+STRATEGY_WINDOW = 8192
+"""What a shortened prompt and its answer take unless the config says otherwise: the window of many models."""
+
+
+def strategy_window(config: JobConfig, native: int) -> int:
+    """Tokens that a shortened prompt and its answer may take; ``native`` is what was trained for, or 0."""
+    wanted = config.context_strategy.window or config.window.tokens or STRATEGY_WINDOW
+    return min(limit for limit in (wanted, config.window.max, native) if limit)
+
+
+def as_sent(config: JobConfig, profile: ModelProfile, workload: Workload) -> Workload:
+    """``workload`` with its documents as short as the context strategy makes them, where it shortens any.
+
+    What was prepared already is no longer than that.
+    """
+    if config.context_strategy.name == "full":
+        return workload
+    most = max(strategy_window(config, profile.n_ctx_train) - config.sampling.max_tokens, 1)
+    asked = tuple(
+        replace(item, document_tokens=min(item.document_tokens, max(most - item.question_tokens, 1)))
+        if item.document_tokens
+        else item
+        for item in workload.asked
+    )
+    longest = max((item.document_tokens + item.question_tokens for item in asked), default=most)
+    tokens = max(min(workload.prompt_tokens, longest), workload.score_tokens)
+    return replace(workload, prompt_tokens=tokens, asked=asked)
 
 
 SCORED_AT_ONCE = 128

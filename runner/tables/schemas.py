@@ -49,6 +49,13 @@ JOBS = _schema(
     ("n_threads", "int", "Threads that the engine computed with"),
     ("started_at", "str", "When the job started, ISO 8601 in UTC"),
     ("seconds", "float", "Wall time of the whole job in seconds"),
+    (
+        "prepare_s",
+        "float",
+        "Seconds spent preparing prompts by a context strategy that shortens; null where there is none",
+    ),
+    ("prepare_prefill_tokens", "int", "Tokens prefilled for that; they are not among prefill_tokens"),
+    ("prepare_generated_tokens", "int", "Tokens sampled for that; they are not among generated_tokens"),
     ("load_s", "float", "Seconds spent loading weights and creating the context"),
     ("prefill_s", "float", "Seconds spent prefilling prompts, probes included"),
     ("probe_s", "float", "Of these, seconds spent on probes: asking a document what the questions look at"),
@@ -174,12 +181,52 @@ PROMPTS = _schema(
     ),
     ("tokens_in", "int", "Tokens before the strategy ran"),
     ("tokens_sent", "int", "Tokens that the workers saw"),
+    ("reason", "str", "Why this strategy, where it was chosen or had nothing to do; empty else"),
+    (
+        "answer_in_context",
+        "bool",
+        "Whether a sentence of what was sent in the document's place says the right answer; null where there is "
+        "no document or no answer with words to look for is known",
+    ),
     (
         "kind",
         "str",
         "How answers are extracted: number, choice, boolean, regex, text; score: nothing is asked",
     ),
     ("expected", "str", "The right answer as a normalised key; null where none is known"),
+)
+
+STAGES = _schema(
+    _JOB_ID,
+    _PROMPT_ID,
+    ("step", "int!", "Place of the stage in its prompt's preparation, from 0"),
+    ("stage", "str!", "split, index, sections, search, rerank, summarise or assemble"),
+    ("items_in", "int", "Documents, chunks, passages or summaries that went in"),
+    ("items_out", "int", "What came out"),
+    ("chars_in", "int", "Characters of the text that went in"),
+    ("chars_out", "int", "Characters of what came out"),
+    ("tokens_in", "int", "The model's tokens of the text that went in"),
+    ("tokens_out", "int", "Tokens of what came out"),
+    ("seconds", "float", "Seconds that the stage took"),
+    ("prefill_tokens", "int", "Tokens that the model prefilled for it"),
+    ("generated_tokens", "int", "Tokens that the model sampled for it"),
+    ("cached", "bool", "Whether what came out had been kept from before"),
+    ("detail", "str", "What there is to say of it, in one line"),
+)
+
+EXCERPTS = _schema(
+    _JOB_ID,
+    _PROMPT_ID,
+    ("number", "int!", "Place of the excerpt in its prompt, from 0"),
+    ("share", "str", "The share of the room it took: retrieved, original or summary"),
+    ("first_char", "int", "Where it begins in the document, or what it is a summary of; in characters from 0"),
+    ("end_char", "int", "Where that ends"),
+    ("section", "str", "Title of the section it stands in; empty where the document has none"),
+    ("rank", "int", "Place among what was found or written, from 0, the best; null for what stands around it"),
+    ("score", "float", "By which it was ranked"),
+    ("dense_rank", "int", "Place by meaning, from 0; null where it was not found so"),
+    ("bm25_rank", "int", "Place by words, from 0; null where it was not found so"),
+    ("text", "str", "The excerpt"),
 )
 
 GENERATIONS = _schema(
@@ -369,7 +416,11 @@ TRACES = _schema(
     _JOB_ID,
     ("process", "str!", "Which process was sampled, with its children: runner-PID"),
     ("t_s", "float!", "Seconds since the job started"),
-    ("phase", "str", "What the job was doing: load, prefill, grow, probe, decode, score or idle"),
+    (
+        "phase",
+        "str",
+        "What the job was doing: prepare, load, prefill, grow, probe, decode, score or idle",
+    ),
     ("rss_bytes", "int", "Resident memory of the process tree in bytes"),
     ("vram_bytes", "int", "VRAM in use in bytes; null without a card"),
     ("kv_cells_used", "int", "KV cells in use"),
@@ -387,6 +438,8 @@ SCHEMAS: dict[str, pa.Schema] = {
     "plans": PLANS,
     "plan_steps": PLAN_STEPS,
     "prompts": PROMPTS,
+    "stages": STAGES,
+    "excerpts": EXCERPTS,
     "generations": GENERATIONS,
     "votes": VOTES,
     "growth": GROWTH,
@@ -401,6 +454,8 @@ KEYS: dict[str, tuple[str, ...]] = {
     "plans": ("job_id",),
     "plan_steps": ("job_id", "step"),
     "prompts": ("job_id", "prompt_id"),
+    "stages": ("job_id", "prompt_id", "step"),
+    "excerpts": ("job_id", "prompt_id", "number"),
     "generations": ("job_id", "prompt_id", "worker"),
     "votes": ("job_id", "prompt_id", "tally_id"),
     "growth": ("job_id", "prompt_id", "step"),

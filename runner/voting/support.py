@@ -65,6 +65,15 @@ def support(answer: str, evidence: str, question: str = "") -> float | None:
     return math.fsum(w * s for w, s in zip(weights, shares, strict=True)) / math.fsum(weights)
 
 
+def says(text: str, answer: str) -> bool | None:
+    """Whether one sentence of ``text`` has every content word of ``answer``; None where that has none."""
+    terms, read = _terms(answer), _read(text)
+    if not terms:
+        return None
+    places = [set(read.places.get(term, ())) for term in terms]
+    return bool(set.intersection(*places))
+
+
 @dataclass(frozen=True)
 class _Read:
     """Evidence as it is searched: how many ``sentences``, and in which of them each word stands, in order."""
