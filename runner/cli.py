@@ -24,7 +24,14 @@ from runner.parsing import conf_dir, parse
 _NUMBER = re.compile(r"[+-]?\d+(\.\d+)?")
 _SLUG = re.compile(r"[^A-Za-z0-9_.,=+-]+")
 _LONGEST_FOLDER = 120
-_PATHS = {"model.path", "prompts.path", "prompts.document", "hydra.run.dir", "hydra.sweep.dir"}
+_PATHS = {
+    "model.path",
+    "prompts.path",
+    "prompts.document",
+    "context_strategy.folder",
+    "hydra.run.dir",
+    "hydra.sweep.dir",
+}
 
 
 def rewrite(arguments: Sequence[str]) -> list[str]:

@@ -16,6 +16,7 @@ from runner.config import JobConfig
 from runner.context import PreparedPrompt
 from runner.kv_mode import KvModeConfig
 from runner.prompts import Prompt
+from runner.strategy_config import StrategyConfig
 
 
 def settings_id(
@@ -32,10 +33,17 @@ def settings_id(
         in_flight=config.in_flight,
         spill=[config.spill.kv, config.spill.weights],
         workers=[config.workers.kind, config.swarm_size.workers],
-        strategy=asdict(config.context_strategy),
+        strategy=_strategy(config.context_strategy),
         sampling=asdict(config.sampling),
         seed=config.seed,
     )
+
+
+def _strategy(strategy: StrategyConfig) -> dict[str, Any]:
+    """What of a strategy can change a prompt: not where summaries are kept, and of one that sends all nothing."""
+    if strategy.name == "full":
+        return {"name": strategy.name}
+    return {key: value for key, value in asdict(strategy).items() if key != "folder"}
 
 
 def _kv_mode(mode: KvModeConfig) -> dict[str, Any]:

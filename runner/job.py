@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from runner import identity, models
 from runner.config import JobConfig
-from runner.context import Full, with_own_probes, with_probes
+from runner.context import PreparedPrompt, strategy_of, with_own_probes, with_probes
 from runner.desk import JobDesk
 from runner.dialogue import Dialogue, Swarm, opening
 from runner.engine import bindings
 from runner.engine.chat import PromptFormat
 from runner.engine.sampler import check_grammar
 from runner.engine.scheduler import Scheduler
+from runner.errors import Interrupted, PlanRefusedError
 from runner.interrupt import stop_on_interrupt
 from runner.ledger import Ledger
+from runner.planning.ask import Workload
 from runner.planning.model.gguf_header import from_gguf
+from runner.planning.model.profile import ModelProfile
 from runner.planning.plan import Plan
 from runner.planning.remedies import accept
 from runner.progress import Progress
-from runner.prompts import load_passages, load_prompts
+from runner.prompts import Prompt, load_passages, load_prompts
 from runner.record import JobRecord
 from runner.report.terminal import View
 from runner.resolve import choose_quant, refuse_before_fetch, refuse_early, resolve_job, workload_of
@@ -32,6 +35,7 @@ from runner.tables import TableWriter
 from runner.trace import Tracer
 from runner.workers.diversity import Diversity
 from runner.workers.shared import run_swarm
+from runner.workshop import Workshop
 
 
 @dataclass(frozen=True)
@@ -77,16 +81,19 @@ def run_job(
         check_grammar(vocabulary, config.sampling)
         form, turn_form = PromptFormat(vocabulary), PromptFormat(vocabulary, conversation=True)
         prompts = load_prompts(config.prompts, form.count)
-        prepared = [Full().prepare(prompt, form) for prompt in prompts if not prompt.turns]
-        if config.kv_mode.probes:
-            prepared = with_own_probes(prepared, form, config.kv_mode.probe)
         conversations = [prompt for prompt in prompts if prompt.turns]
         openings = [opening(conversation, turn_form) for conversation in conversations]
         passages = load_passages(config.prompts, form.count)
         texts = [prepare(passage, vocabulary, config.scoring.last) for passage in passages]
+        asked = [prompt for prompt in prompts if not prompt.turns]
+        prepared = _prepared(config, path, profile, asked, session, record, view)
+        form = PromptFormat(session.vocabulary(path))  # what strategies had loaded took its place
+        if config.kv_mode.probes:
+            prepared = with_own_probes(prepared, form, config.kv_mode.probe)
         workload = workload_of([*prepared, *openings], texts)
         workload = replace(workload, conversation=bool(conversations))
-        resolved = resolve_job(config, path, profile, workload)
+        with _naming_strategies(config, workload):
+            resolved = resolve_job(config, path, profile, workload)
         config, plan = resolved.config, resolved.plan
         if config.kv_mode.probes:
             prepared = with_probes(prepared, form, config.kv_mode)
@@ -102,10 +109,12 @@ def run_job(
         ledger.prompts(prepared, groups)
         ledger.texts(texts, text_ids)
         ledger.plan(plan, resolved.steps)
-        view.planned(accept(plan, resolved.steps), resolved.steps)
+        with _naming_strategies(config, workload):
+            view.planned(accept(plan, resolved.steps), resolved.steps)
 
         progress = Progress(phase="load")
-        tracer = Tracer(tables, record.job_id, progress, plan, hz=config.trace.hz)
+        tracer = Tracer(record.trace, progress, hz=config.trace.hz, began=record.began)
+        tracer.follow(plan)
         with record.measuring(progress, tracer), ExitStack() as stack:
             weights = session.weights(path, plan)
             stopping = stack.enter_context(stop_on_interrupt())
@@ -162,6 +171,51 @@ def run_job(
             mean_worker_accuracy=record.score.mean_worker_accuracy,
             seconds=record.seconds,
         )
+
+
+@contextmanager
+def _naming_strategies(config: JobConfig, workload: Workload) -> Iterator[None]:
+    """A refusal of whole documents says what else could be done with them."""
+    try:
+        yield
+    except PlanRefusedError as error:
+        shorter = config.context_strategy.name == "full" and workload.documents and not workload.conversation
+        more = "; or send less of the document: context_strategy=compress" if shorter else ""
+        raise type(error)(f"{error}{more}") from None
+
+
+def _prepared(
+    config: JobConfig,
+    path: Path,
+    profile: ModelProfile,
+    prompts: Sequence[Prompt],
+    session: Session,
+    record: JobRecord,
+    view: View,
+) -> list[PreparedPrompt]:
+    """What the job's context strategy makes of ``prompts``.
+
+    Raises:
+        KvswarmError: as :meth:`Strategy.prepare`; Interrupted after Ctrl-C.
+    """
+    strategy = strategy_of(config.context_strategy, models.cache_dir())
+    if config.context_strategy.name == "full":
+        tokenizer = Workshop(config, path, profile, session)
+        return [strategy.prepare(prompt, tokenizer) for prompt in prompts]
+    progress = Progress(phase="prepare")
+    tracer = Tracer(record.trace, progress, hz=config.trace.hz, began=record.began)
+    prepared = []
+    with record.preparing(progress, tracer), stop_on_interrupt() as stopping, view.preparing(progress):
+        workshop = Workshop(
+            config, path, profile, session, stopping=stopping, progress=progress, follow=tracer.follow
+        )
+        for prompt in prompts:
+            if stopping():
+                raise Interrupted("interrupted while prompts were prepared; what was written is kept")
+            item = strategy.prepare(prompt, workshop)
+            view.prepared(item)
+            prepared.append(item)
+    return prepared
 
 
 def _weights_file(config: JobConfig) -> Path:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from runner import models
 from runner.config import HardwareConfig, JobConfig, ModelConfig
-from runner.errors import BeyondTrainedError, ConfigError
+from runner.errors import ConfigError
 from runner.expected import expected, with_probe
 from runner.planning import checks, flash, quants
 from runner.planning.ask import Workload, as_sent, request_for
@@ -63,14 +62,7 @@ class Planner:
             ConfigError: options that the engine cannot combine, or a model of which nothing is known.
             PlanRefusedError: the prompts pass the window, or the window the native context.
         """
-        strategy = config.context_strategy
-        if strategy.name != "auto":
-            return resolve(self.request(config))
-        with suppress(BeyondTrainedError):
-            plan = resolve(self.request(replace(config, context_strategy=replace(strategy, name="full"))))
-            if plan.status != "refused":
-                return plan
-        return resolve(self.request(replace(config, context_strategy=replace(strategy, name="compress"))))
+        return resolve(self.request(config))
 
     def most_workers(self, config: JobConfig) -> Limit:
         """The largest swarm that fits."""
@@ -121,7 +113,7 @@ class Planner:
                 return
 
     def request(self, config: JobConfig) -> Request:
-        """What a job asks for; of ``context_strategy=auto``, what it asks for where documents are shortened."""
+        """What a job asks for."""
         profile, hardware = self.profile(config.model), self.hardware(config.hardware)
         file = self._once("file", config.model, lambda: models.locate(config.model))
         workload = as_sent(config, profile, self.workload(config))

@@ -8,14 +8,13 @@ from pathlib import Path
 
 from runner import models
 from runner.config import JobConfig, PlanConfig, SamplingConfig, SwarmConfig, WindowConfig
-from runner.context.base import Fit, Request, TokenParts, Written
+from runner.context.base import Request, TokenParts, Written
 from runner.engine.chat import PromptFormat
 from runner.engine.scheduler import Scheduler
 from runner.engine.sequence import Group
-from runner.errors import BeyondTrainedError
+from runner.engine.weights import Weights
 from runner.kv_mode import KvModeConfig
 from runner.planning.ask import Workload, strategy_window
-from runner.planning.hardware.budget import gib
 from runner.planning.model.profile import ModelProfile
 from runner.planning.plan import Plan
 from runner.planning.remedies import accept
@@ -36,18 +35,23 @@ class Workshop:
         *,
         stopping: Callable[[], bool] = lambda: False,
         progress: Progress | None = None,
+        follow: Callable[[Plan], None] = lambda plan: None,
     ) -> None:
-        """``path`` is the model's file; ``stopping`` is asked between two batches."""
+        """``path`` is the model's file; ``stopping`` is asked between two batches, ``follow`` told each plan."""
         self.window_tokens = strategy_window(config, profile.n_ctx_train)
         self.answer_tokens = config.sampling.max_tokens
         self.model_digest = models.digest(path)
         self._config, self._path, self._profile, self._session = config, path, profile, session
-        self._stopping, self._progress = stopping, progress or Progress()
+        self._stopping, self._progress, self._follow = stopping, progress or Progress(), follow
+        self._formed: tuple[Weights, PromptFormat] | None = None
 
     @property
     def _form(self) -> PromptFormat:
-        """The vocabulary that was read first is freed when the weights are loaded."""
-        return PromptFormat(self._session.vocabulary(self._path))
+        """Of the session's vocabulary, which is another one once the weights are loaded."""
+        vocabulary = self._session.vocabulary(self._path)
+        if self._formed is None or self._formed[0] is not vocabulary:
+            self._formed = vocabulary, PromptFormat(vocabulary)
+        return self._formed[1]
 
     def count(self, text: str) -> int:
         """See :class:`runner.context.base.Tokenizer`."""
@@ -60,24 +64,6 @@ class Workshop:
     def encode(self, prompt_id: str, messages: Sequence[dict[str, str]], document: str | None) -> TokenParts:
         """See :class:`runner.context.base.Tokenizer`."""
         return self._form.encode(prompt_id, messages, document)
-
-    def fit(self, prompt_tokens: int) -> Fit:
-        """See :class:`runner.context.base.Engine`."""
-        config = replace(self._config, plan=PlanConfig(apply=False))
-        try:
-            plan = resolve_job(
-                config, self._path, self._profile, Workload(prompt_tokens, documents=True)
-            ).plan
-        except BeyondTrainedError:
-            return Fit(
-                False,
-                f"{prompt_tokens} tokens and an answer of {self.answer_tokens} pass the "
-                f"{self._profile.n_ctx_train} that the model was trained for",
-            )
-        needs = f"{gib(plan.total_bytes)} of {gib(plan.available_bytes)}"
-        if plan.status == "fits":
-            return Fit(True, f"{prompt_tokens} tokens fit: {needs}")
-        return Fit(False, f"{prompt_tokens} tokens do not fit resident ({plan.status}): {needs}")
 
     def generate(self, requests: Sequence[Request], *, max_tokens: int, together: int) -> list[Written]:
         """See :class:`runner.context.base.Engine`."""
@@ -93,6 +79,7 @@ class Workshop:
             sampling, Workload(max(g.prompt_tokens for g in groups), True, len(groups)), together
         )
         weights = self._session.weights(self._path, plan)
+        self._follow(plan)
         written: dict[str, Written] = {}
         with self._session.context(weights, plan) as context:
             scheduler = Scheduler(

@@ -11,7 +11,6 @@ from itertools import chain
 from typing import Literal, Protocol
 
 from runner.prompts import Prompt
-from runner.retrieval.embedders import Embedder
 
 Probe = tuple[int, ...]
 """Token ids of a question that a document is asked while it is read."""
@@ -64,26 +63,6 @@ class Written:
     cut: bool
 
 
-@dataclass(frozen=True)
-class Fit:
-    """Whether a prompt of some length fits whole, without remedies; ``reason`` says it in words."""
-
-    fits: bool
-    reason: str
-
-
-@dataclass(frozen=True)
-class Reading:
-    """A guided reading of a prompt's document: the overrides that it takes, as a person types them.
-
-    ``prefill_tokens`` counts what is decoded of document, question and probes; ``budget_cells`` is what is kept.
-    """
-
-    overrides: str
-    prefill_tokens: int
-    budget_cells: int
-
-
 class Engine(Tokenizer, Protocol):
     """What a strategy may ask of the engine.
 
@@ -95,15 +74,6 @@ class Engine(Tokenizer, Protocol):
     answer_tokens: int
     model_digest: str
 
-    def fit(self, prompt_tokens: int) -> Fit:
-        """Whether the plan has room for a prompt of so many tokens."""
-
-    def guided(self, item: PreparedPrompt) -> Reading | None:
-        """How a prompt that does not fit whole is read by its question, with the largest budget that fits.
-
-        None where the job cannot: it evicts by a mode of its own, or another prompt of it has no document.
-        """
-
     def generate(self, requests: Sequence[Request], *, max_tokens: int, together: int) -> list[Written]:
         """What the model writes for each of ``requests``, greedily, at most ``together`` at once.
 
@@ -112,23 +82,12 @@ class Engine(Tokenizer, Protocol):
             Interrupted: Ctrl-C; what was written is lost.
         """
 
-    def embedder(self, name: str) -> Embedder:
-        """The embedder of this name, or the embedding model in the GGUF file at this path.
-
-        Raises:
-            ConfigError: the ``rag`` extra is not installed.
-            ModelError: there is no such file, or it is no embedding model.
-        """
-
-    def log_likelihoods(self, pairs: Sequence[tuple[str, str]]) -> list[float]:
-        """Of each (text, continuation) the mean log-probability in nats of the continuation's tokens."""
-
 
 @dataclass(frozen=True)
 class Stage:
     """One step of a strategy, a row of ``stages``: what went in and came out, in items, characters and tokens.
 
-    ``stage`` is one word, as ``split``, ``index``, ``search``, ``rerank``, ``summarise`` or ``assemble``.
+    ``stage`` is one word: ``split``, ``summarise`` or ``assemble``.
     ``prefill_tokens`` and ``generated_tokens`` are what the engine did. ``cached`` says that what came out had
     been kept from before. ``detail`` is one line for a person.
     """
@@ -152,19 +111,15 @@ class Excerpt:
     """A piece of what is sent in place of a document, a row of ``excerpts``.
 
     ``first_char`` to ``end_char`` is where it stands in the document; of a summary, what it is of. ``share`` is
-    which part of the room it took: ``retrieved``, ``original`` or ``summary``. ``rank`` counts from 0, the best;
-    ``dense_rank`` and ``bm25_rank`` are its places in the two searches, None where it was not found.
+    which part of the room it took. ``rank`` counts from 0, the closest to the question by ``score``.
     """
 
     first_char: int
     end_char: int
-    share: Literal["retrieved", "original", "summary"]
+    share: Literal["summary", "original"]
     text: str
-    section: str = ""
-    rank: int | None = None
-    score: float | None = None
-    dense_rank: int | None = None
-    bm25_rank: int | None = None
+    rank: int
+    score: float
 
 
 @dataclass(frozen=True)
@@ -174,8 +129,6 @@ class PreparedPrompt:
     ``evidence`` is the text that stands in the place of the document, and the document itself where that is sent
     whole. ``reason`` says why this strategy, where one was chosen; ``stages`` what it did and ``excerpts`` what it
     sends of the document.
-
-    ``overrides`` are what the job is run with for this prompt's sake, as a person types them; empty for none.
 
     ``probes_by_text`` is what the document is asked while it is read, where the KV mode probes: of each of its
     ``probe.texts``, the questions in that text.
@@ -189,7 +142,6 @@ class PreparedPrompt:
     probes_by_text: tuple[tuple[Probe, ...], ...] = ()
     evidence: str | None = None
     reason: str = ""
-    overrides: str = ""
     stages: tuple[Stage, ...] = ()
     excerpts: tuple[Excerpt, ...] = ()
 

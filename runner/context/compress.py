@@ -13,9 +13,9 @@ from runner.context.full import Full
 from runner.context.kept_texts import write_once
 from runner.context.relevance import best_first, bm25
 from runner.context.room import LEAST_TOKENS, room_of, shortened, whole
+from runner.context.splitting import split
 from runner.errors import PromptError
 from runner.prompts import Prompt
-from runner.retrieval.splitting import split
 from runner.strategy_config import CompressConfig
 
 _SUMMARIES = "Summary of the document:\n"
@@ -36,8 +36,8 @@ _ABOUT_QUESTION = (
     "Question: {question}\n\nPart of the document:"
 )
 _ABOUT_DOCUMENT = (
-    "Here is a part of a long document. Write down the facts that it states, in its own words, with every name and "
-    "number as it stands there. If it states none, answer NONE.\n\nPart of the document:"
+    "Here is a part of a long document. Write down the facts that it states, in its own words, with every name "
+    "and number as it stands there. If it states none, answer NONE.\n\nPart of the document:"
 )
 _AFTER = "What it says, in at most {words} words:"
 
@@ -99,7 +99,7 @@ class Compress(Strategy):
         """See :meth:`Strategy.prepare`."""
         document = prompt.document
         if document is not None and not document.strip():
-            raise PromptError(f"prompt {prompt.id!r}: its document is blank; give one that says something, or none")
+            raise PromptError(f"prompt {prompt.id!r}: its document is blank; give one with text, or none")
         if (sent := whole(prompt, engine, self.name)) is not None:
             return sent
         assert document is not None
@@ -122,7 +122,7 @@ class Compress(Strategy):
         evidence = _evidence(summaries, passages)
         if not evidence:
             raise PromptError(
-                f"prompt {prompt.id!r}: nothing of its document has room in the {room} tokens that are left for it; "
+                f"prompt {prompt.id!r}: nothing of its document has room in the {room} tokens left for it; "
                 "raise context_strategy.compress.target or .original, or context_strategy.window"
             )
         stages.append(_assembled(pieces, summaries, passages, evidence, engine, time.monotonic() - began))
@@ -193,9 +193,9 @@ class Compress(Strategy):
         room = engine.window_tokens - self.config.summary - around
         if room < LEAST_TOKENS:
             raise PromptError(
-                f"prompt {prompt.id!r}: to ask what a part of its document says of the question takes {around} "
-                f"tokens and the answer up to {self.config.summary}, which leaves {max(room, 0)} of the strategy's "
-                f"window of {engine.window_tokens} for that part; shorten the question, lower "
+                f"prompt {prompt.id!r}: to ask what a part of its document says of the question takes "
+                f"{around} tokens and the answer up to {self.config.summary}, which leaves {max(room, 0)} of the "
+                f"strategy's window of {engine.window_tokens} for that part; shorten the question, lower "
                 "context_strategy.compress.summary, set context_strategy.compress.about=document, or raise "
                 "context_strategy.window"
             )
@@ -225,7 +225,7 @@ class Compress(Strategy):
     def _round(
         self, prompt: Prompt, engine: Engine, before: str, groups: Sequence[Sequence[_Piece]], *, first: bool
     ) -> tuple[list[_Piece], Stage]:
-        """What is written of each group; a group stays as it is where that is no shorter or, later, it is alone."""
+        """What is written of each group; one stays as it is where that is no shorter or, later, it is alone."""
         began = time.monotonic()
         asked = [number for number, group in enumerate(groups) if first or len(group) > 1]
         requests = [
@@ -274,7 +274,10 @@ class Compress(Strategy):
             prefill_tokens=sum(answer.prefill_tokens for answer in answers),
             generated_tokens=sum(answer.generated_tokens for answer in answers),
             cached=cached,
-            detail=f"{len(requests)} requests; {nothing} found nothing, {cut} were cut at {self.config.summary} tokens",
+            detail=(
+                f"{len(requests)} requests; {nothing} found nothing, "
+                f"{cut} were cut at {self.config.summary} tokens"
+            ),
         )
         return pieces, stage
 
@@ -293,7 +296,7 @@ def _pieces(document: str, engine: Engine, capacity: int) -> list[_Piece]:
 
 
 def _closest(question: str, pieces: Sequence[_Piece], limit: int) -> _Chosen:
-    """As many of the ``pieces`` that are closest to the question as ``limit`` tokens hold, each with its line's end."""
+    """The ``pieces`` that are closest to the question, as many as ``limit`` tokens hold with their line ends."""
     scores = bm25(question, [piece.text for piece in pieces])
     chosen: dict[int, int] = {}
     for rank, place in enumerate(best_first(scores)):
@@ -349,7 +352,6 @@ def _excerpts(summaries: _Chosen, passages: _Chosen) -> list[Excerpt]:
             piece.text,
             rank=rank,
             score=score,
-            bm25_rank=rank,
         )
         for chosen in (summaries, passages)
         for piece, rank, score in chosen.pieces

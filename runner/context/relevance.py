@@ -1,4 +1,4 @@
-"""Which texts are closest to a question, by the words they share with it: BM25, for a few thousand texts at most."""
+"""Which texts are closest to a question, by the words they share with it: BM25, for some thousand texts."""
 
 from __future__ import annotations
 

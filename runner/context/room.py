@@ -13,6 +13,7 @@ from runner.prompts import Prompt
 LEAST_TOKENS = 64
 """A smaller room holds nothing that is worth sending."""
 
+
 def room_of(prompt: Prompt, engine: Engine) -> int:
     """Tokens that are left for the document's place: window - question - answer - template.
 

@@ -103,6 +103,17 @@ RULES: tuple[Rule, ...] = (
         ("in_flight=1",),
     ),
     Rule(
+        "shortened-turns",
+        (
+            ("context_strategy", "a `context_strategy` that shortens documents"),
+            ("turns", "prompts with `turns`"),
+        ),
+        lambda f: f.config.context_strategy.name != "full" and f.turns,
+        "what the first question does not need of a document a later one may ask for",
+        ("context_strategy=full",),
+        "window.on_refusal=compress shortens conversations",
+    ),
+    Rule(
         "quantised-v-without-flash",
         (("kv_mode.v", "a quantised `kv_mode.v`"), ("flash_attn", "`flash_attn=off`")),
         lambda f: f.config.flash_attn == "off" and f.quantised_v,

@@ -56,6 +56,15 @@ class View:
         for line in plan.notes:
             self.note(line)
 
+    def prepared(self, item: PreparedPrompt) -> None:
+        """What a context strategy made of a prompt, in a line."""
+        if not item.stages:
+            self._say(f"prompt {item.prompt.id}: {item.reason}")
+            return
+        stages = ", ".join(f"{s.stage} {s.seconds:.1f} s{' (kept)' * s.cached}" for s in item.stages)
+        sent = f"{item.tokens_sent:,} of {item.tokens_in:,} tokens"
+        self._say(f"prompt {item.prompt.id}: {item.strategy} sends {sent} ({stages})")
+
     def note(self, line: str) -> None:
         """Something a person should know."""
         self._say(f"note: {line}")
@@ -82,6 +91,30 @@ class View:
 
     def _say(self, line: str) -> None:
         self._console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+    @contextmanager
+    def preparing(self, progress: Progress) -> Iterator[None]:
+        """Say what ``progress`` does while the block prepares prompts."""
+        if not self._console.is_terminal:
+            yield
+            return
+        with self._console.status("preparing prompts") as status:
+            done = threading.Event()
+
+            def tell() -> None:
+                while not done.wait(_REFRESH_S):
+                    status.update(
+                        f"preparing prompts: {progress.prefill_tokens} tokens prefilled, "
+                        f"{progress.generated_tokens} generated; {progress.phase}, {progress.tok_s:.0f} tok/s"
+                    )
+
+            telling = threading.Thread(target=tell, daemon=True)
+            telling.start()
+            try:
+                yield
+            finally:
+                done.set()
+                telling.join()
 
     @contextmanager
     def watching(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from runner.voting.ballots import Ballot, Vote
 from runner.voting.extraction import KINDS, Extraction, extract, kind_of, normalise, said
 from runner.voting.rules import RULES
-from runner.voting.support import support
+from runner.voting.support import says, support
 from runner.voting.tally import Grade, grade, tally, tally_id
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "kind_of",
     "normalise",
     "said",
+    "says",
     "support",
     "tally",
     "tally_id",

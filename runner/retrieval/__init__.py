@@ -1,1 +1,0 @@
-"""Finding passages of a document: splitting it, embedding the pieces, and a database of them on disk."""
