@@ -11,7 +11,7 @@ class Progress:
 
     ``phase`` is ``load``, ``prefill``, ``grow``, ``probe``, ``decode``, ``score`` or ``idle``; tokens, groups and
     steps only grow; ``cells_used`` and ``active_sequences`` are of this moment; ``tok_s`` is the last batch's
-    rate: of prefilled tokens while a prompt is prefilled alone, else of generated ones. Phase ``grow`` prefills what
+    rate: of prefilled tokens while a prompt is prefilled alone, else of generated ones. ``grow`` prefills what
     a smaller window held already, and ``probe`` asks what a question looks at; ``grow_s`` and ``probe_s`` are
     part of ``prefill_s``, ``probe_tokens`` no part of ``prefill_tokens``. In a decode step every active
     sequence gets a token, so ``decode_steps / decode_s`` is the rate of one of them.

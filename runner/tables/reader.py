@@ -35,6 +35,8 @@ class Tables:
     plans: pd.DataFrame
     plan_steps: pd.DataFrame
     prompts: pd.DataFrame
+    stages: pd.DataFrame
+    excerpts: pd.DataFrame
     generations: pd.DataFrame
     votes: pd.DataFrame
     growth: pd.DataFrame
