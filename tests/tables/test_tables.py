@@ -379,8 +379,8 @@ def test_threads_append_without_tearing_each_others_lines(tmp_path: Path) -> Non
 def test_the_repr_is_one_line(tmp_path: Path) -> None:
     write(tmp_path, generation(0))
     assert repr(load(tmp_path)) == (
-        "Tables(jobs=0, plans=0, plan_steps=0, prompts=0, generations=1, votes=0, growth=0, "
-        "evictions=0, survivors=0, scores=0, traces=0)"
+        "Tables(jobs=0, plans=0, plan_steps=0, prompts=0, stages=0, excerpts=0, generations=1, votes=0, "
+        "growth=0, evictions=0, survivors=0, scores=0, traces=0)"
     )
 
 
