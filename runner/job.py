@@ -210,11 +210,11 @@ def _prepared(
             config, path, profile, session, stopping=stopping, progress=progress, follow=tracer.follow
         )
         for prompt in prompts:
-            if stopping():
-                raise Interrupted("interrupted while prompts were prepared; what was written is kept")
             item = strategy.prepare(prompt, workshop)
             view.prepared(item)
             prepared.append(item)
+            if stopping():
+                raise Interrupted("interrupted while prompts were prepared; what was written is kept")
     return prepared
 
 
