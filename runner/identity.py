@@ -40,10 +40,16 @@ def settings_id(
 
 
 def _strategy(strategy: StrategyConfig) -> dict[str, Any]:
-    """What of a strategy can change a prompt: not where summaries are kept, and of one that sends all nothing."""
+    """What of a strategy can change a prompt: not where things are kept, nor how another one would shorten it.
+
+    Which embedder found a passage does not count either: what was found is in the tokens.
+    """
+    settings = asdict(strategy)
     if strategy.name == "full":
         return {"name": strategy.name}
-    return {key: value for key, value in asdict(strategy).items() if key != "folder"}
+    used = (strategy.name,) if strategy.name != "auto" else ("compress", "rag")
+    settings["rag"].pop("embedder")
+    return {key: value for key, value in settings.items() if key in ("name", "window", *used)}
 
 
 def _kv_mode(mode: KvModeConfig) -> dict[str, Any]:

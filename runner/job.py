@@ -19,6 +19,7 @@ from runner.engine.scheduler import Scheduler
 from runner.errors import Interrupted, PlanRefusedError
 from runner.interrupt import stop_on_interrupt
 from runner.ledger import Ledger
+from runner.overrides import with_overrides
 from runner.planning.ask import Workload
 from runner.planning.model.gguf_header import from_gguf
 from runner.planning.model.profile import ModelProfile
@@ -86,7 +87,8 @@ def run_job(
         passages = load_passages(config.prompts, form.count)
         texts = [prepare(passage, vocabulary, config.scoring.last) for passage in passages]
         asked = [prompt for prompt in prompts if not prompt.turns]
-        prepared = _prepared(config, path, profile, asked, session, record, view)
+        prepared = _prepared(config, path, profile, asked, bool(texts), session, record, view)
+        config = with_overrides(config, sorted({o for item in prepared for o in item.overrides}))
         form = PromptFormat(session.vocabulary(path))  # what strategies had loaded took its place
         if config.kv_mode.probes:
             prepared = with_own_probes(prepared, form, config.kv_mode.probe)
@@ -180,7 +182,7 @@ def _naming_strategies(config: JobConfig, workload: Workload) -> Iterator[None]:
         yield
     except PlanRefusedError as error:
         shorter = config.context_strategy.name == "full" and workload.documents and not workload.conversation
-        more = "; or send less of the document: context_strategy=compress" if shorter else ""
+        more = "; or send less of the document: context_strategy=rag, compress or auto" if shorter else ""
         raise type(error)(f"{error}{more}") from None
 
 
@@ -189,16 +191,17 @@ def _prepared(
     path: Path,
     profile: ModelProfile,
     prompts: Sequence[Prompt],
+    scores: bool,
     session: Session,
     record: JobRecord,
     view: View,
 ) -> list[PreparedPrompt]:
-    """What the job's context strategy makes of ``prompts``.
+    """What the job's context strategy makes of ``prompts``; ``scores`` is whether it has texts to score as well.
 
     Raises:
         KvswarmError: as :meth:`Strategy.prepare`; Interrupted after Ctrl-C.
     """
-    strategy = strategy_of(config.context_strategy, models.cache_dir())
+    strategy = strategy_of(config.context_strategy, prompts, models.cache_dir())
     if config.context_strategy.name == "full":
         tokenizer = Workshop(config, path, profile, session)
         return [strategy.prepare(prompt, tokenizer) for prompt in prompts]
@@ -207,7 +210,14 @@ def _prepared(
     prepared = []
     with record.preparing(progress, tracer), stop_on_interrupt() as stopping, view.preparing(progress):
         workshop = Workshop(
-            config, path, profile, session, stopping=stopping, progress=progress, follow=tracer.follow
+            config,
+            path,
+            profile,
+            session,
+            stopping=stopping,
+            progress=progress,
+            follow=tracer.follow,
+            scores=scores,
         )
         for prompt in prompts:
             item = strategy.prepare(prompt, workshop)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from runner import models
 from runner.config import HardwareConfig, JobConfig, ModelConfig
-from runner.errors import ConfigError
+from runner.errors import BeyondTrainedError, ConfigError
 from runner.expected import expected, with_probe
 from runner.planning import checks, flash, quants
 from runner.planning.ask import Workload, as_sent, request_for
@@ -56,12 +57,18 @@ class Planner:
         return quants.choose(config, self.hardware(config.hardware), self._ratios)
 
     def plan(self, config: JobConfig) -> Plan:
-        """The plan of a job whose quant is chosen.
+        """The plan of a job whose quant is chosen; with ``context_strategy=auto`` of whole documents, if they fit.
 
         Raises:
             ConfigError: options that the engine cannot combine, or a model of which nothing is known.
             PlanRefusedError: the prompts pass the window, or the window the native context.
         """
+        if config.context_strategy.name == "auto":
+            whole = replace(config, context_strategy=replace(config.context_strategy, name="full"))
+            with suppress(BeyondTrainedError):
+                plan = resolve(self.request(whole))
+                if plan.status == "fits":
+                    return plan
         return resolve(self.request(config))
 
     def most_workers(self, config: JobConfig) -> Limit:
@@ -113,7 +120,7 @@ class Planner:
                 return
 
     def request(self, config: JobConfig) -> Request:
-        """What a job asks for."""
+        """What a job asks for; with ``context_strategy=auto`` where its documents are shortened."""
         profile, hardware = self.profile(config.model), self.hardware(config.hardware)
         file = self._once("file", config.model, lambda: models.locate(config.model))
         workload = as_sent(config, profile, self.workload(config))

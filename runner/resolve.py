@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import psutil
 
 from runner.config import JobConfig, SpillConfig
-from runner.context import PreparedPrompt
+from runner.context import PreparedPrompt, check_strategy
 from runner.engine.dryrun import dry_run
 from runner.errors import BeyondTrainedError, ConfigError
 from runner.expected import expected
@@ -25,7 +25,8 @@ from runner.planning.hardware.build import offload_backends
 from runner.planning.model.profile import ModelProfile, from_config
 from runner.planning.plan import Plan
 from runner.planning.prefill import Asked, Probe
-from runner.planning.remedies import Step, accept, applied, ladder, numbered, sufficient
+from runner.planning.remedies import Step, Tried, accept, applied, ladder, numbered, sufficient
+from runner.planning.remedy import GUIDED, Remedy, budgets_below, guided_overrides
 from runner.planning.request import Request
 from runner.planning.resolve import at_window, resolve, with_dry_run, with_more_compute
 from runner.prompts import least_tokens
@@ -78,6 +79,7 @@ def refuse_early(config: JobConfig) -> None:
         PromptError: prompts that cannot be used.
     """
     _check_runs(config)
+    check_strategy(config.context_strategy)
     workload = expected(config.prompts)
     compatibility.check(
         Facts(
@@ -147,6 +149,24 @@ def resolve_job(config: JobConfig, path: Path, profile: ModelProfile, workload: 
         return resolve(_request(job, profile, budget, workload, path))
 
     return _decide(config, profile, formula, lambda plan: measured(path, plan))
+
+
+def guided_reading(
+    config: JobConfig, path: Path, profile: ModelProfile, workload: Workload
+) -> tuple[str, Plan] | None:
+    """What a person types for the guided reading with the largest budget that fits, and its plan by formula.
+
+    None where no budget does.
+    """
+    hardware = _hardware(config)
+    longest = min(workload.prompt_tokens, profile.n_ctx_train or workload.prompt_tokens)
+    words = guided_overrides(config, budgets_below(longest, profile))
+    if not words:
+        return None
+    tried = Tried(config, lambda job: resolve(_request(job, profile, hardware, workload, path)))
+    override = tried.mildest([], Remedy(GUIDED, "", words))
+    plan = tried.plan([override]) if override is not None else None
+    return None if override is None or plan is None else (override, plan)
 
 
 def replan(

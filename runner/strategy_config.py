@@ -8,11 +8,15 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
-from runner.kv_mode import Share
+from runner.kv_mode import Count, Share
 
 _STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
 
-StrategyName = Literal["full", "compress"]
+StrategyName = Literal["full", "compress", "rag", "auto"]
+Search = Literal["fused", "dense", "bm25"]
+
+WORDLLAMA = "wordllama"
+"""The embedder that comes with the ``rag`` extra; any other is the path of an embedding model's GGUF file."""
 
 
 @dataclass(frozen=True, config=_STRICT)
@@ -34,15 +38,40 @@ class CompressConfig:
 
 
 @dataclass(frozen=True, config=_STRICT)
+class RagConfig:
+    """``rag``: the passages of a document that the question finds.
+
+    Passages of ``chunk`` tokens, of which neighbours share up to ``overlap`` of that, are found by meaning
+    (``dense``: the ``embedder``'s vectors), by words (``bm25``) or by both, fused. The first ``rerank`` are put in
+    the order of how likely the model finds the question after each. ``retrieved`` of the room is for them, at most
+    ``passages`` of them where that is given, and ``original`` for what stands beside the best in the document.
+    ``sections`` narrows the search to the sections that are found first; ``auto`` does so in documents of
+    ``sections_from`` tokens or more.
+    """
+
+    embedder: Annotated[str, Field(min_length=1)] = WORDLLAMA
+    chunk: Annotated[int, Field(ge=16)] = 128
+    overlap: Annotated[float, Field(ge=0, le=0.5)] = 0.25
+    search: Search = "fused"
+    rerank: Annotated[int, Field(ge=0)] = 0
+    passages: Count | None = None
+    retrieved: Annotated[float, Field(gt=0, le=1)] = 0.7
+    original: Share = 0.2
+    sections: Literal["auto", "on", "off"] = "auto"
+    sections_from: Count = 100_000
+
+
+@dataclass(frozen=True, config=_STRICT)
 class StrategyConfig:
     """What happens to a prompt before the swarm sees it.
 
     ``window`` is how many tokens a prompt that was shortened may take together with its answer; None is the
-    fixed window's length, else 8,192, and never more than the model was trained for. ``folder`` holds summaries
-    that are used again; None is in the user's cache.
+    fixed window's length, else 8,192, and never more than the model was trained for. ``folder`` holds what is
+    used again, indexes and summaries; None is in the user's cache.
     """
 
     name: StrategyName = "full"
     window: Annotated[int, Field(ge=256)] | None = None
     folder: str | None = None
     compress: CompressConfig = field(default_factory=CompressConfig)
+    rag: RagConfig = field(default_factory=RagConfig)

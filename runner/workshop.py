@@ -8,18 +8,23 @@ from pathlib import Path
 
 from runner import models
 from runner.config import JobConfig, PlanConfig, SamplingConfig, SwarmConfig, WindowConfig
-from runner.context.base import Request, TokenParts, Written
+from runner.context.base import Fit, PreparedPrompt, Reading, Request, TokenParts, Written
 from runner.engine.chat import PromptFormat
 from runner.engine.scheduler import Scheduler
+from runner.engine.scoring import score_rows
 from runner.engine.sequence import Group
 from runner.engine.weights import Weights
+from runner.errors import BeyondTrainedError, Interrupted
 from runner.kv_mode import KvModeConfig
 from runner.planning.ask import Workload, strategy_window
+from runner.planning.hardware.budget import gib
 from runner.planning.model.profile import ModelProfile
 from runner.planning.plan import Plan
 from runner.planning.remedies import accept
 from runner.progress import Progress
-from runner.resolve import resolve_job
+from runner.resolve import guided_reading, resolve_job, workload_of
+from runner.retrieval.embedders import Embedder, WordLlamaEmbedder
+from runner.scoring.measure import measure
 from runner.session import Session
 
 
@@ -36,14 +41,21 @@ class Workshop:
         stopping: Callable[[], bool] = lambda: False,
         progress: Progress | None = None,
         follow: Callable[[Plan], None] = lambda plan: None,
+        scores: bool = False,
     ) -> None:
-        """``path`` is the model's file; ``stopping`` is asked between two batches, ``follow`` told each plan."""
+        """Make ready to serve; nothing is loaded yet.
+
+        ``path`` is the model's file; ``stopping`` is asked between two batches, ``follow`` told each plan;
+        ``scores`` is whether the job has texts to score beside its prompts.
+        """
         self.window_tokens = strategy_window(config, profile.n_ctx_train)
         self.answer_tokens = config.sampling.max_tokens
         self.model_digest = models.digest(path)
         self._config, self._path, self._profile, self._session = config, path, profile, session
         self._stopping, self._progress, self._follow = stopping, progress or Progress(), follow
+        self._scores = scores
         self._formed: tuple[Weights, PromptFormat] | None = None
+        self._embedder: tuple[str, Embedder] | None = None
 
     @property
     def _form(self) -> PromptFormat:
@@ -64,6 +76,33 @@ class Workshop:
     def encode(self, prompt_id: str, messages: Sequence[dict[str, str]], document: str | None) -> TokenParts:
         """See :class:`runner.context.base.Tokenizer`."""
         return self._form.encode(prompt_id, messages, document)
+
+    def fit(self, items: Sequence[PreparedPrompt]) -> Fit:
+        """See :class:`runner.context.base.Engine`."""
+        config = replace(self._config, plan=PlanConfig(apply=False))
+        workload = workload_of(items)
+        try:
+            plan = resolve_job(config, self._path, self._profile, workload).plan
+        except BeyondTrainedError:
+            return Fit(
+                False,
+                f"{workload.prompt_tokens:,} tokens and an answer of {self.answer_tokens} pass the "
+                f"{self._profile.n_ctx_train:,} that the model was trained for",
+            )
+        needs = f"{gib(plan.total_bytes)} of {gib(plan.available_bytes)}"
+        if plan.status == "fits" and plan.weights == "resident":
+            return Fit(True, f"{workload.prompt_tokens:,} tokens fit, {needs}")
+        return Fit(False, f"{workload.prompt_tokens:,} tokens do not fit resident, {needs}")
+
+    def guided(self, items: Sequence[PreparedPrompt]) -> Reading | None:
+        """See :class:`runner.context.base.Engine`."""
+        if self._config.kv_mode.evicts or self._scores or any(item.prompt.document is None for item in items):
+            return None
+        found = guided_reading(self._config, self._path, self._profile, workload_of(items))
+        if found is None:
+            return None
+        override, plan = found
+        return Reading(tuple(override.split()), plan.prefill_tokens or 0)
 
     def generate(self, requests: Sequence[Request], *, max_tokens: int, together: int) -> list[Written]:
         """See :class:`runner.context.base.Engine`."""
@@ -95,6 +134,34 @@ class Workshop:
                     answer.text, answer.prefill_tokens, answer.generated_tokens, answer.status == "truncated"
                 )
         return [written[group.prompt_id] for group in groups]
+
+    def embedder(self, name: str) -> Embedder:
+        """See :class:`runner.context.base.Engine`."""
+        if self._embedder is None or self._embedder[0] != name:
+            self._embedder = name, WordLlamaEmbedder()
+        return self._embedder[1]
+
+    def log_likelihoods(self, requests: Sequence[Request], continuation: str) -> list[float]:
+        """See :class:`runner.context.base.Engine`."""
+        form = self._form
+        parts, said = [form.encode_request(request) for request in requests], form.tokens(continuation)
+        texts = [(part.document + part.question, part.document + part.question + said) for part in parts]
+        longest = max((len(whole) for _, whole in texts), default=0)
+        if not longest:
+            return []
+        plan = self._plan(SamplingConfig(max_tokens=1), Workload(longest, score_tokens=longest), together=1)
+        weights = self._session.weights(self._path, plan)
+        self._follow(plan)
+        found = []
+        with self._session.context(weights, plan) as context:
+            for head, text in texts:
+                if self._stopping():
+                    raise Interrupted("interrupted while passages were compared with the question")
+                rows = score_rows(context, text, len(head), outputs=plan.n_outputs)
+                measured = measure(((logits, tokens) for _, logits, tokens in rows), None)
+                found.append(-float(measured.nll.mean()))
+                self._progress.prefill_tokens += len(text)
+        return found
 
     def _plan(self, sampling: SamplingConfig, workload: Workload, together: int) -> Plan:
         """A plan for as many of ``workload`` at once as fit, at most ``together``, each answered by one worker.

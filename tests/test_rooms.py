@@ -40,6 +40,7 @@ def imports(path: Path) -> Iterator[str]:
         ("runner/report", "runner.engine"),
         ("runner/context", "runner.engine"),
         ("runner/models", "runner.planning"),
+        ("runner/retrieval", "runner.engine"),
     ],
 )
 def test_a_room_keeps_out(room: str, kept_out: str) -> None:

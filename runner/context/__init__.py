@@ -4,7 +4,7 @@ from runner.context.base import Engine, Excerpt, PreparedPrompt, Stage, Strategy
 from runner.context.full import Full
 from runner.context.history import History
 from runner.context.probes import with_own_probes, with_probes
-from runner.context.strategies import strategy_of
+from runner.context.strategies import check_strategy, strategy_of
 
 __all__ = [
     "Engine",
@@ -15,6 +15,7 @@ __all__ = [
     "Stage",
     "Strategy",
     "Tokenizer",
+    "check_strategy",
     "strategy_of",
     "with_own_probes",
     "with_probes",

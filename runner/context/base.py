@@ -11,6 +11,7 @@ from itertools import chain
 from typing import Literal, Protocol
 
 from runner.prompts import Prompt
+from runner.retrieval.embedders import Embedder
 
 Probe = tuple[int, ...]
 """Token ids of a question that a document is asked while it is read."""
@@ -63,6 +64,25 @@ class Written:
     cut: bool
 
 
+@dataclass(frozen=True)
+class Fit:
+    """Whether prompts fit as they are, without remedies; ``reason`` says it in words."""
+
+    fits: bool
+    reason: str
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A guided reading of documents: the ``overrides`` that it takes, as a person types them.
+
+    ``prefill_tokens`` is what all prompts are prefilled with, probes included.
+    """
+
+    overrides: tuple[str, ...]
+    prefill_tokens: int
+
+
 class Engine(Tokenizer, Protocol):
     """What a strategy may ask of the engine.
 
@@ -74,6 +94,15 @@ class Engine(Tokenizer, Protocol):
     answer_tokens: int
     model_digest: str
 
+    def fit(self, items: Sequence[PreparedPrompt]) -> Fit:
+        """Whether the job's plan has room for ``items``."""
+
+    def guided(self, items: Sequence[PreparedPrompt]) -> Reading | None:
+        """How ``items``, all that the job asks, are read by their questions, with the largest budget that fits.
+
+        None where they cannot be: one has no document, the job evicts by a mode of its own or scores texts.
+        """
+
     def generate(self, requests: Sequence[Request], *, max_tokens: int, together: int) -> list[Written]:
         """What the model writes for each of ``requests``, greedily, at most ``together`` at once.
 
@@ -82,12 +111,28 @@ class Engine(Tokenizer, Protocol):
             Interrupted: Ctrl-C; what was written is lost.
         """
 
+    def embedder(self, name: str) -> Embedder:
+        """The embedder of this name, or the embedding model in the GGUF file at this path.
+
+        Raises:
+            ConfigError: the ``rag`` extra is not installed.
+            ModelError: there is no such file, or it is no embedding model.
+        """
+
+    def log_likelihoods(self, requests: Sequence[Request], continuation: str) -> list[float]:
+        """Of ``continuation`` after each of ``requests`` its tokens' mean log-probability, in nats.
+
+        Raises:
+            PlanRefusedError: they do not fit the memory.
+            Interrupted: Ctrl-C.
+        """
+
 
 @dataclass(frozen=True)
 class Stage:
     """One step of a strategy, a row of ``stages``: what went in and came out, in items, characters and tokens.
 
-    ``stage`` is one word: ``split``, ``summarise`` or ``assemble``.
+    ``stage`` is one word, as the ``stages`` table lists them.
     ``prefill_tokens`` and ``generated_tokens`` are what the engine did. ``cached`` says that what came out had
     been kept from before. ``detail`` is one line for a person.
     """
@@ -111,15 +156,20 @@ class Excerpt:
     """A piece of what is sent in place of a document, a row of ``excerpts``.
 
     ``first_char`` to ``end_char`` is where it stands in the document; of a summary, what it is of. ``share`` is
-    which part of the room it took. ``rank`` counts from 0, the closest to the question by ``score``.
+    which part of the room it took. ``rank`` counts from 0, the closest to the question by ``score``; both are None
+    of what only stands beside such a one. ``section`` is the path of headings above it. ``dense_rank`` and
+    ``bm25_rank`` are its places in a search by meaning and by words, None where it was not found so.
     """
 
     first_char: int
     end_char: int
-    share: Literal["summary", "original"]
+    share: Literal["retrieved", "summary", "original"]
     text: str
-    rank: int
-    score: float
+    rank: int | None = None
+    score: float | None = None
+    section: str = ""
+    dense_rank: int | None = None
+    bm25_rank: int | None = None
 
 
 @dataclass(frozen=True)
@@ -128,7 +178,7 @@ class PreparedPrompt:
 
     ``evidence`` is the text that stands in the place of the document, and the document itself where that is sent
     whole. ``reason`` says why this strategy, where one was chosen; ``stages`` what it did and ``excerpts`` what it
-    sends of the document.
+    sends of the document. ``overrides`` are what the job is run with for its sake, as a person types them.
 
     ``probes_by_text`` is what the document is asked while it is read, where the KV mode probes: of each of its
     ``probe.texts``, the questions in that text.
@@ -142,6 +192,7 @@ class PreparedPrompt:
     probes_by_text: tuple[tuple[Probe, ...], ...] = ()
     evidence: str | None = None
     reason: str = ""
+    overrides: tuple[str, ...] = ()
     stages: tuple[Stage, ...] = ()
     excerpts: tuple[Excerpt, ...] = ()
 
@@ -169,6 +220,14 @@ class Strategy(ABC):
             PromptError: the model cannot take it.
             KvswarmError: as the engine's methods.
         """
+
+
+class Shortening(Strategy):
+    """A strategy that sends less than there is, and knows what that costs."""
+
+    @abstractmethod
+    def prefill_tokens(self, items: Sequence[PreparedPrompt], engine: Engine) -> int:
+        """About what it takes to prepare and run ``items``, which are whole still, with nothing kept from before."""
 
 
 def messages_of(prompt: Prompt) -> list[dict[str, str]]:

@@ -8,14 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from runner.context.base import Engine, Excerpt, PreparedPrompt, Request, Stage, Strategy
-from runner.context.full import Full
+from runner.context.base import Engine, Excerpt, PreparedPrompt, Request, Shortening, Stage
 from runner.context.kept_texts import write_once
-from runner.context.relevance import best_first, bm25
 from runner.context.room import LEAST_TOKENS, room_of, shortened, whole
-from runner.context.splitting import split
 from runner.errors import PromptError
 from runner.prompts import Prompt
+from runner.retrieval.relevance import best_first, bm25
+from runner.retrieval.splitting import split
 from runner.strategy_config import CompressConfig
 
 _SUMMARIES = "Summary of the document:\n"
@@ -83,7 +82,7 @@ class _Chosen:
 
 
 @dataclass(frozen=True)
-class Compress(Strategy):
+class Compress(Shortening):
     """Sends what the model wrote of every chunk, again of that until it fits, and the closest passages.
 
     What was written is kept in ``folder``: the same question, or with ``about="document"`` any, about the same
@@ -97,12 +96,10 @@ class Compress(Strategy):
 
     def prepare(self, prompt: Prompt, engine: Engine) -> PreparedPrompt:
         """See :meth:`Strategy.prepare`."""
+        full, fits = whole(prompt, engine, self.name)
         document = prompt.document
-        if document is not None and not document.strip():
-            raise PromptError(f"prompt {prompt.id!r}: its document is blank; give one with text, or none")
-        if (sent := whole(prompt, engine, self.name)) is not None:
-            return sent
-        assert document is not None
+        if fits or document is None:
+            return full
         room = room_of(prompt, engine)
         shares = self._shares(room, engine)
         pieces, stages = self._summaries(prompt, document, engine, shares.summaries)
@@ -127,14 +124,30 @@ class Compress(Strategy):
             )
         stages.append(_assembled(pieces, summaries, passages, evidence, engine, time.monotonic() - began))
         return shortened(
-            prompt,
+            full,
             engine,
             self.name,
             evidence,
-            tokens_in=Full().prepare(prompt, engine).tokens_in,
             stages=stages,
             excerpts=_excerpts(summaries, passages),
         )
+
+    def prefill_tokens(self, items: Sequence[PreparedPrompt], engine: Engine) -> int:
+        """See :meth:`Shortening.prefill_tokens`; summaries are taken to be as long as they may be."""
+        total, known = 0, set()
+        for item in items:
+            room, asked = room_of(item.prompt, engine), len(item.question)
+            total += asked + min(int(self.config.target * room) + int(self.config.original * room), room)
+            if self.config.about == "document" and item.prompt.document_digest in known:
+                continue
+            known.add(item.prompt.document_digest)
+            left = float(len(item.document))
+            while True:
+                total += int(left)
+                left *= self.config.summary / self.config.chunk
+                if left <= self.config.target * room:
+                    break
+        return total
 
     def _shares(self, room: int, engine: Engine) -> _Shares:
         left = room - engine.count(f"{_SUMMARIES}\n\n{_PASSAGES}")

@@ -33,40 +33,42 @@ def room_of(prompt: Prompt, engine: Engine) -> int:
     return room
 
 
-def whole(prompt: Prompt, engine: Engine, strategy: str) -> PreparedPrompt | None:
-    """``prompt`` as it is, where it has no document or one that the window of ``strategy`` has room for.
+def whole(prompt: Prompt, engine: Engine, strategy: str) -> tuple[PreparedPrompt, bool]:
+    """``prompt`` as it is, and whether to send that: it has no document, or one that ``strategy`` has room for.
 
     Raises:
-        PromptError: there is a document, and the question leaves no room for any of it.
+        PromptError: its document is blank, or the question leaves no room for any of it.
     """
     if prompt.document is not None:
+        if not prompt.document.strip():
+            raise PromptError(f"prompt {prompt.id!r}: its document is blank; give one with text, or none")
         room_of(prompt, engine)
     full = Full().prepare(prompt, engine)
     if prompt.document is None:
-        return replace(full, reason=f"{strategy}: there is no document to shorten")
+        return replace(full, reason=f"{strategy}: there is no document to shorten"), True
     if full.tokens_sent + engine.answer_tokens > engine.window_tokens:
-        return None
-    return replace(full, reason=f"{strategy}: the document fits the window of {engine.window_tokens} tokens")
+        return full, False
+    return replace(
+        full, reason=f"{strategy}: the document fits the window of {engine.window_tokens} tokens"
+    ), True
 
 
 def shortened(
-    prompt: Prompt,
+    full: PreparedPrompt,
     engine: Engine,
     strategy: str,
     evidence: str,
     *,
-    tokens_in: int,
     stages: Sequence[Stage],
     excerpts: Sequence[Excerpt],
 ) -> PreparedPrompt:
-    """``prompt`` with ``evidence`` in the place of its document; with the answer it fits the engine's window."""
-    tokens = engine.encode(prompt.id, messages_of(prompt), evidence)
-    prepared = PreparedPrompt(
-        prompt=prompt,
+    """``full`` with ``evidence`` in its document's place; with the answer it fits the engine's window."""
+    tokens = engine.encode(full.prompt.id, messages_of(full.prompt), evidence)
+    prepared = replace(
+        full,
         strategy=strategy,
         document=tokens.document,
         question=tokens.question,
-        tokens_in=tokens_in,
         evidence=evidence,
         stages=tuple(stages),
         excerpts=tuple(excerpts),

@@ -200,8 +200,8 @@ STAGES = _schema(
     _JOB_ID,
     _PROMPT_ID,
     ("step", "int!", "Place of the stage in its prompt's preparation, from 0"),
-    ("stage", "str!", "split, summarise or assemble"),
-    ("items_in", "int", "Documents, chunks or summaries that went in"),
+    ("stage", "str!", "split, index, sections, search, rerank, summarise or assemble"),
+    ("items_in", "int", "Documents, chunks, passages or summaries that went in"),
     ("items_out", "int", "What came out"),
     ("chars_in", "int", "Characters of the text that went in"),
     ("chars_out", "int", "Characters of what came out"),
@@ -218,15 +218,27 @@ EXCERPTS = _schema(
     _JOB_ID,
     _PROMPT_ID,
     ("number", "int!", "Place of the excerpt in its prompt, from 0"),
-    ("share", "str", "The share of the room it took: summary or original"),
+    ("share", "str", "The share of the room it took: retrieved, summary or original"),
     (
         "first_char",
         "int",
         "Where it begins in the document, or what it is a summary of; in characters from 0",
     ),
     ("end_char", "int", "Where that ends"),
-    ("rank", "int", "Place among all summaries or passages by how close they are to the question, from 0"),
-    ("score", "float", "By which it was ranked: BM25"),
+    ("section", "str", "Path of the headings that it stands below; empty without any, and of a summary"),
+    (
+        "rank",
+        "int",
+        "Place among all summaries or passages by how close they are to the question, from 0; null of what stands "
+        "beside a passage that was found",
+    ),
+    (
+        "score",
+        "float",
+        "By which it was ranked: BM25, the sum of reciprocal ranks, or the question's mean log-probability (nats)",
+    ),
+    ("dense_rank", "int", "Place in the search by meaning, from 0; null where it was not found so"),
+    ("bm25_rank", "int", "Place in the search by words, from 0; null where it was not found so"),
     ("text", "str", "The excerpt"),
 )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from runner.context.relevance import best_first, bm25
+from runner.retrieval.relevance import best_first, bm25
 
 TEXTS = [
     "The caravan crossed the river and traded wool.",

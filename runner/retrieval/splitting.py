@@ -8,7 +8,9 @@ from dataclasses import dataclass
 
 from semantic_text_splitter import MarkdownSplitter, TextSplitter
 
-_HEADING = re.compile(r"^#{1,6} +\S", re.MULTILINE)
+HEADING = re.compile(r"^(?P<marks>#{1,6}) +(?P<title>\S.*)$", re.MULTILINE)
+"""A heading in Markdown."""
+
 _LONGEST_WORD = 256
 """Characters; what is longer has no meaning to split by, and counting it over and over takes minutes."""
 
@@ -21,7 +23,7 @@ class Span:
     end_char: int
 
 
-def split(text: str, count: Callable[[str], int], capacity: int) -> list[Span]:
+def split(text: str, count: Callable[[str], int], capacity: int, *, overlap: int = 0) -> list[Span]:
     """``text`` in pieces of at most ``capacity`` tokens, in order; nothing but whitespace is in none of them.
 
     A piece ends at a heading where it can (in Markdown), else at a paragraph, a sentence, a word; a run without
@@ -31,9 +33,10 @@ def split(text: str, count: Callable[[str], int], capacity: int) -> list[Span]:
         text: what is split.
         count: tokens of a text.
         capacity: tokens of a piece, at least 1.
+        overlap: tokens that neighbours may share, fewer than ``capacity``; they share whole sentences or words.
     """
-    kind = MarkdownSplitter if _HEADING.search(text) else TextSplitter
-    splitter = kind.from_callback(count, capacity)
+    kind = MarkdownSplitter if HEADING.search(text) else TextSplitter
+    splitter = kind.from_callback(count, capacity, overlap)
     spans: list[Span] = []
     for part in _readable(text):
         piece = text[part.first_char : part.end_char]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runner.context.splitting import split
+from runner.retrieval.splitting import split
 
 
 def words(text: str) -> int:
