@@ -80,7 +80,7 @@ class Auto(Strategy):
         return self._whole[prompt.id]
 
     def _fit(self, item: PreparedPrompt, engine: Engine) -> Fit:
-        """Whether ``item`` fits, asked of no length that is no longer than one that does, or no shorter than another."""
+        """Whether ``item`` fits, asked anew only where lengths known before do not tell."""
         for tokens, fit in self._fits:
             if item.tokens_sent <= tokens if fit.fits else item.tokens_sent >= tokens:
                 return fit

@@ -227,7 +227,7 @@ class Shortening(Strategy):
 
     @abstractmethod
     def prefill_tokens(self, items: Sequence[PreparedPrompt], engine: Engine) -> int:
-        """About what it takes to prepare and run ``items``, which are whole still, with nothing kept from before."""
+        """About what it takes to prepare and run ``items``, whole still, with nothing kept from before."""
 
 
 def messages_of(prompt: Prompt) -> list[dict[str, str]]:
