@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -219,12 +219,13 @@ def _prepared(
             follow=tracer.follow,
             scores=scores,
         )
-        for prompt in prompts:
-            item = strategy.prepare(prompt, workshop)
-            view.prepared(item)
-            prepared.append(item)
-            if stopping():
-                raise Interrupted("interrupted while prompts were prepared; what was written is kept")
+        with closing(workshop):
+            for prompt in prompts:
+                item = strategy.prepare(prompt, workshop)
+                view.prepared(item)
+                prepared.append(item)
+                if stopping():
+                    raise Interrupted("interrupted while prompts were prepared; what was written is kept")
     return prepared
 
 

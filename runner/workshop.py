@@ -10,14 +10,15 @@ from runner import models
 from runner.config import JobConfig, PlanConfig, SamplingConfig, SwarmConfig, WindowConfig
 from runner.context.base import Fit, PreparedPrompt, Reading, Request, TokenParts, Written
 from runner.engine.chat import PromptFormat
+from runner.engine.embedding import EmbeddingModel
 from runner.engine.scheduler import Scheduler
 from runner.engine.scoring import score_rows
 from runner.engine.sequence import Group
 from runner.engine.weights import Weights
-from runner.errors import BeyondTrainedError, Interrupted
+from runner.errors import BeyondTrainedError, Interrupted, ModelError
 from runner.kv_mode import KvModeConfig
 from runner.planning.ask import Workload, strategy_window
-from runner.planning.hardware.budget import gib
+from runner.planning.hardware.budget import gib, probe
 from runner.planning.model.profile import ModelProfile
 from runner.planning.plan import Plan
 from runner.planning.remedies import accept
@@ -26,6 +27,7 @@ from runner.resolve import guided_reading, resolve_job, workload_of
 from runner.retrieval.embedders import Embedder, WordLlamaEmbedder
 from runner.scoring.measure import measure
 from runner.session import Session
+from runner.strategy_config import WORDLLAMA
 
 
 class Workshop:
@@ -55,7 +57,7 @@ class Workshop:
         self._stopping, self._progress, self._follow = stopping, progress or Progress(), follow
         self._scores = scores
         self._formed: tuple[Weights, PromptFormat] | None = None
-        self._embedder: tuple[str, Embedder] | None = None
+        self._embedder: Embedder | None = None
 
     @property
     def _form(self) -> PromptFormat:
@@ -137,9 +139,25 @@ class Workshop:
 
     def embedder(self, name: str) -> Embedder:
         """See :class:`runner.context.base.Engine`."""
-        if self._embedder is None or self._embedder[0] != name:
-            self._embedder = name, WordLlamaEmbedder()
-        return self._embedder[1]
+        if self._embedder is None:
+            self._embedder = WordLlamaEmbedder() if name == WORDLLAMA else self._embedding_model(name)
+        return self._embedder
+
+    def _embedding_model(self, name: str) -> EmbeddingModel:
+        path = Path(name).expanduser()
+        if not path.is_file():
+            raise ModelError(
+                f"context_strategy.rag.embedder={name}: there is no such file; give the path of an embedding "
+                f"model's GGUF file, or {WORDLLAMA}"
+            )
+        threads = self._config.n_threads or probe(self._config.hardware, can_offload=False).threads
+        return EmbeddingModel(path, digest=models.digest(path), n_threads=threads, stopping=self._stopping)
+
+    def close(self) -> None:
+        """Free what only the preparation of prompts needed."""
+        if isinstance(self._embedder, EmbeddingModel):
+            self._embedder.close()
+        self._embedder = None
 
     def log_likelihoods(self, requests: Sequence[Request], continuation: str) -> list[float]:
         """See :class:`runner.context.base.Engine`."""
