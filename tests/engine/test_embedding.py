@@ -90,7 +90,7 @@ def test_control_tokens_of_a_text_are_text(model: EmbeddingModel) -> None:
 
 
 def test_a_chat_model_is_refused(smollm2: Path, tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="no embedding model.*embedder=wordllama"):
+    with pytest.raises(ModelError, match=r"no embedding model.*embedder=wordllama"):
         EmbeddingModel(smollm2, digest=DIGEST, n_threads=1)
     (tmp_path / "no.gguf").write_text("no model")
     with pytest.raises(ModelError, match="cannot be loaded"):
