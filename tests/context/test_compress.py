@@ -3,59 +3,19 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from words import Words, first_words
 
-from runner.context.base import PreparedPrompt, Request, Written
+from runner.context.base import PreparedPrompt
 from runner.context.compress import Compress
 from runner.errors import PromptError
 from runner.prompts import Prompt
 from runner.strategy_config import CompressConfig
-
-
-@dataclass(frozen=True)
-class Parts:
-    document: tuple[int, ...]
-    question: tuple[int, ...]
-
-
-def first_words(text: str, most: int) -> str:
-    return " ".join(text.split()[:most])
-
-
-@dataclass
-class Words:
-    """An engine whose token is a word, and whose model says the first of them."""
-
-    window_tokens: int = 300
-    answer_tokens: int = 10
-    model_digest: str = "words"
-    write: Callable[[str, int], str] = lambda text, most: first_words(text, most // 2)
-    asked: list[Request] = field(default_factory=list)
-
-    def count(self, text: str) -> int:
-        return len(text.split())
-
-    def tokens(self, text: str) -> tuple[int, ...]:
-        return tuple(map(hash, text.split()))
-
-    def encode(self, prompt_id: str, messages: Sequence[dict[str, str]], document: str | None) -> Parts:
-        return Parts(self.tokens(document or ""), self.tokens(" ".join(m["content"] for m in messages)))
-
-    def generate(self, requests: Sequence[Request], *, max_tokens: int, together: int) -> list[Written]:
-        for request in requests:
-            assert (
-                self.count(f"{request.before} {request.text} {request.after}") + max_tokens
-                <= self.window_tokens
-            )
-        self.asked += requests
-        return [Written(self.write(request.text, max_tokens), 1, 1, cut=False) for request in requests]
-
 
 FACT = "The pass code of vault Q9 is 7503."
 CONFIG = CompressConfig(chunk=64, summary=16)
