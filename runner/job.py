@@ -88,7 +88,8 @@ def run_job(
         texts = [prepare(passage, vocabulary, config.scoring.last) for passage in passages]
         asked = [prompt for prompt in prompts if not prompt.turns]
         prepared = _prepared(config, path, profile, asked, bool(texts), session, record, view)
-        config = with_overrides(config, sorted({o for item in prepared for o in item.overrides}))
+        if overridden := sorted({override for item in prepared for override in item.overrides}):
+            config = with_overrides(config, overridden)
         form = PromptFormat(session.vocabulary(path))  # what strategies had loaded took its place
         if config.kv_mode.probes:
             prepared = with_own_probes(prepared, form, config.kv_mode.probe)
