@@ -10,12 +10,14 @@ from typing import Literal
 
 from runner.context.base import Engine, Excerpt, PreparedPrompt, Request, Shortening, Stage
 from runner.context.room import room_of, shortened, whole
+from runner.context.stages import chars_of, stage_of, tokens_of
 from runner.errors import PromptError
 from runner.prompts import Prompt
 from runner.retrieval.embedders import Embedder
 from runner.retrieval.index import Index, IndexKey, open_index
 from runner.retrieval.passages import Outline, Passage, outline
 from runner.retrieval.search import Found, search
+from runner.retrieval.splitting import Piece
 from runner.strategy_config import RagConfig
 
 _BETWEEN = "\n\n"
@@ -69,7 +71,7 @@ class Rag(Shortening):
         began = time.monotonic()
         best, beside = self._chosen(passages, found, room)
         chosen = best + beside
-        while chosen and engine.count(_evidence(document, passages, chosen)) > room:
+        while engine.count(evidence := _evidence(document, passages, chosen)) > room:
             chosen.pop()
         if not chosen:
             raise PromptError(
@@ -77,16 +79,15 @@ class Rag(Shortening):
                 f"the {room} tokens that are left for it; lower context_strategy.rag.chunk, or raise "
                 "context_strategy.rag.retrieved or context_strategy.window"
             )
-        evidence = _evidence(document, passages, chosen)
         own = min(len(best), len(chosen))
         stages.append(
             Stage(
                 stage="assemble",
                 items_in=len(found),
                 items_out=len(chosen),
-                chars_in=_chars(passages, [each.number for each in found]),
+                chars_in=chars_of([passages[each.number] for each in found]),
                 chars_out=len(evidence),
-                tokens_in=_tokens(passages, [each.number for each in found]),
+                tokens_in=tokens_of([passages[each.number] for each in found]),
                 tokens_out=engine.count(evidence),
                 seconds=time.monotonic() - began,
                 detail=f"{own} of {len(found)} passages found, {len(chosen) - own} that stand beside these",
@@ -121,20 +122,9 @@ class Rag(Shortening):
 
         def make() -> Outline:
             found = outline(document, engine.count, chunk=self.config.chunk, overlap=overlap)
-            everything = range(len(found.passages))
-            cut.append(
-                Stage(
-                    stage="split",
-                    items_in=1,
-                    items_out=len(found.passages),
-                    chars_in=len(document),
-                    chars_out=_chars(found.passages, everything),
-                    tokens_in=full.tokens_in,
-                    tokens_out=_tokens(found.passages, everything),
-                    seconds=time.monotonic() - began,
-                    detail=f"{len(found.sections)} sections; neighbours share up to {overlap} tokens",
-                )
-            )
+            text = Piece(0, len(document), document, full.tokens_in)
+            said = f"{len(found.sections)} sections; neighbours share up to {overlap} tokens"
+            cut.append(stage_of("split", [text], found.passages, began, detail=said))
             return found
 
         key = IndexKey(
@@ -146,20 +136,10 @@ class Rag(Shortening):
         )
         index, how = open_index(self.folder / "indexes", key, embedder, document, make)
         passages = index.outline.passages
-        everything = range(len(passages))
-        stage = Stage(
-            stage="index",
-            items_in=len(passages),
-            items_out=len(passages),
-            chars_in=_chars(passages, everything),
-            chars_out=_chars(passages, everything),
-            tokens_in=_tokens(passages, everything),
-            tokens_out=_tokens(passages, everything),
-            seconds=time.monotonic() - began - sum(each.seconds for each in cut),
-            cached=not how,
-            detail=f"{how or 'kept'}: {embedder.name}, vectors of {embedder.dim} elements",
-        )
-        return index, [*cut, stage]
+        said = f"{how or 'kept'}: {embedder.name}, vectors of {embedder.dim} elements"
+        stage = stage_of("index", passages, passages, began, detail=said, cached=not how)
+        own = stage.seconds - sum(each.seconds for each in cut)
+        return index, [*cut, replace(stage, seconds=own)]
 
     def _sections(
         self, prompt: Prompt, index: Index, embedder: Embedder, room: int
@@ -206,19 +186,8 @@ class Rag(Shortening):
                 f"prompt {prompt.id!r}: no passage of its document shares a word with the question; "
                 "set context_strategy.rag.search=fused"
             )
-        everything, numbers = range(len(passages)), [each.number for each in found]
-        stage = Stage(
-            stage="search",
-            items_in=len(passages),
-            items_out=len(found),
-            chars_in=_chars(passages, everything),
-            chars_out=_chars(passages, numbers),
-            tokens_in=_tokens(passages, everything),
-            tokens_out=_tokens(passages, numbers),
-            seconds=time.monotonic() - began,
-            detail=self.config.search,
-        )
-        return found, stage
+        taken = [passages[each.number] for each in found]
+        return found, stage_of("search", passages, taken, began, detail=self.config.search)
 
     def _reranked(
         self, prompt: Prompt, engine: Engine, passages: Sequence[Passage], found: Sequence[Found]
@@ -233,19 +202,9 @@ class Rag(Shortening):
         likely = engine.log_likelihoods(requests, prompt.question)
         first = [replace(each, score=score) for each, score in zip(first, likely, strict=True)]
         ordered = sorted(first, key=lambda each: -each.score)
-        numbers = [each.number for each in first]
-        stage = Stage(
-            stage="rerank",
-            items_in=len(first),
-            items_out=len(first),
-            chars_in=_chars(passages, numbers),
-            chars_out=_chars(passages, numbers),
-            tokens_in=_tokens(passages, numbers),
-            tokens_out=_tokens(passages, numbers),
-            seconds=time.monotonic() - began,
-            detail="by the question's log-likelihood after each passage",
-        )
-        return [*ordered, *rest], stage
+        texts = [passages[each.number] for each in first]
+        said = "by the question's log-likelihood after each passage"
+        return [*ordered, *rest], stage_of("rerank", texts, texts, began, detail=said)
 
     def _chosen(
         self, passages: Sequence[Passage], found: Sequence[Found], room: int
@@ -296,11 +255,3 @@ def _excerpt(
         dense_rank=each.dense_rank if each else None,
         bm25_rank=each.bm25_rank if each else None,
     )
-
-
-def _tokens(passages: Sequence[Passage], numbers: Sequence[int]) -> int:
-    return sum(passages[number].tokens for number in numbers)
-
-
-def _chars(passages: Sequence[Passage], numbers: Sequence[int]) -> int:
-    return sum(len(passages[number].text) for number in numbers)

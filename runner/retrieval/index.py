@@ -41,7 +41,7 @@ class IndexKey:
     def place(self) -> Path:
         """Below the folder of all indexes: one folder a document, in it one a way to index it."""
         settings = json.dumps([_VERSION, *list(asdict(self).values())[1:]])
-        return Path(self.document_digest[:32]) / hashlib.sha256(settings.encode()).hexdigest()[:16]
+        return Path(self.document_digest) / hashlib.sha256(settings.encode()).hexdigest()[:16]
 
 
 class Index:
@@ -87,6 +87,8 @@ class Index:
 
     def _found(self, query: Any, by: str, limit: int, within: Sequence[int] | None) -> list[int]:
         if within is not None:
+            if not within:
+                return []
             query = query.where(f"section IN ({', '.join(map(str, within))})", prefilter=True)
         # Not to select what was ordered by is warned of, on stderr.
         return [row["number"] for row in query.select(["number", by]).limit(limit).to_list()]

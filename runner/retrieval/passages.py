@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from runner.retrieval.splitting import HEADING, split
+from runner.retrieval.splitting import HEADING, Piece, cut
 
 SECTION_TOKENS = 2048
 """Of a section at most; what stands below one heading may be several, and short neighbours are one."""
@@ -22,13 +22,9 @@ class Section:
 
 
 @dataclass(frozen=True)
-class Passage:
-    """A text of ``tokens`` from ``first_char`` to ``end_char`` of a document, in section number ``section``."""
+class Passage(Piece):
+    """A piece of a document, in section number ``section``."""
 
-    first_char: int
-    end_char: int
-    text: str
-    tokens: int
     section: int
 
 
@@ -52,17 +48,12 @@ def outline(document: str, count: Callable[[str], int], *, chunk: int, overlap: 
     headings = [(m.start(), m["marks"], m["title"]) for m in HEADING.finditer(document)]
     sections: list[Section] = []
     passages: list[Passage] = []
-    for part in split(document, count, max(SECTION_TOKENS, chunk)):
-        text = document[part.first_char : part.end_char]
-        if not text.strip():
-            continue
-        for span in split(text, count, chunk, overlap=overlap):
-            piece = text[span.first_char : span.end_char]
-            if piece.strip():
-                first, end = part.first_char + span.first_char, part.first_char + span.end_char
-                passages.append(Passage(first, end, piece, count(piece), section=len(sections)))
+    for part in cut(document, count, max(SECTION_TOKENS, chunk)):
+        for piece in cut(part.text, count, chunk, overlap=overlap):
+            first, end = part.first_char + piece.first_char, part.first_char + piece.end_char
+            passages.append(Passage(first, end, piece.text, piece.tokens, section=len(sections)))
         # A heading that opens a section names it.
-        start = part.first_char + len(text) - len(text.lstrip())
+        start = part.first_char + len(part.text) - len(part.text.lstrip())
         above = [(len(marks), title) for place, marks, title in headings if place <= start]
         sections.append(Section(part.first_char, part.end_char, _path(above)))
     return Outline(tuple(sections), tuple(passages))

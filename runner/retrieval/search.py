@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from runner.retrieval.embedders import Embedder
 from runner.retrieval.index import Index
-
-Search = Literal["fused", "dense", "bm25"]
+from runner.strategy_config import Search
 
 _RRF_K = 60
 
@@ -18,7 +16,7 @@ _RRF_K = 60
 class Found:
     """A passage by its ``number``, and its places in the two searches, from 0; None where one did not find it.
 
-    ``score`` is its sum of reciprocal ranks.
+    ``score`` is its sum of reciprocal ranks or, once it was reranked, the question's mean log-probability in nats.
     """
 
     number: int

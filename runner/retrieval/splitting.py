@@ -23,6 +23,23 @@ class Span:
     end_char: int
 
 
+@dataclass(frozen=True)
+class Piece:
+    """A text of ``tokens`` that is, or is of, a document's characters from ``first_char`` to ``end_char``."""
+
+    first_char: int
+    end_char: int
+    text: str
+    tokens: int
+
+
+def cut(text: str, count: Callable[[str], int], capacity: int, *, overlap: int = 0) -> list[Piece]:
+    """The pieces that :func:`split` finds with what stands in them, none of them blank."""
+    spans = split(text, count, capacity, overlap=overlap)
+    texts = [(span, text[span.first_char : span.end_char]) for span in spans]
+    return [Piece(s.first_char, s.end_char, said, count(said)) for s, said in texts if said.strip()]
+
+
 def split(text: str, count: Callable[[str], int], capacity: int, *, overlap: int = 0) -> list[Span]:
     """``text`` in pieces of at most ``capacity`` tokens, in order; nothing but whitespace is in none of them.
 

@@ -9,6 +9,7 @@ from words import Words
 from runner.context.auto import Auto
 from runner.context.base import PreparedPrompt, Reading
 from runner.context.compress import Compress
+from runner.context.full import Full
 from runner.context.rag import Rag
 from runner.prompts import Prompt
 from runner.strategy_config import CompressConfig, RagConfig
@@ -66,3 +67,10 @@ def test_without_the_extra_it_compresses(tmp_path: Path) -> None:
 def test_a_prompt_without_a_document_is_sent_as_it_is(tmp_path: Path) -> None:
     items = chosen(tmp_path, Words(memory=1), document=None)
     assert {item.strategy for item in items} == {"full"} and not any(item.overrides for item in items)
+
+
+def test_summaries_as_long_as_their_chunks_are_predicted_to_end(tmp_path: Path) -> None:
+    compress = Compress(CompressConfig(chunk=64, summary=64), tmp_path)
+    engine = Words()
+    whole = Full().prepare(Prompt(id="p", prompt=QUESTIONS[0], document=DOCUMENT), engine)
+    assert len(whole.document) <= compress.prefill_tokens([whole], engine) < 3 * len(whole.document)

@@ -184,6 +184,7 @@ def test_meaning_and_words_are_fused_by_reciprocal_rank(tmp_path: Path) -> None:
         ranks = [rank for rank in (each.dense_rank, each.bm25_rank) if rank is not None]
         assert ranks and each.score == pytest.approx(sum(1 / (61 + rank) for rank in ranks))
     assert [each.score for each in found] == sorted((each.score for each in found), reverse=True)
+    assert search(index, embedder, "bales", how="fused", limit=10, within=[]) == []
     only = search(index, embedder, "bales", how="bm25", limit=10, within=[0])
     assert only and {index.outline.passages[each.number].section for each in only} == {0}
     assert json.loads((tmp_path / KEY.place / "manifest.json").read_text())["embedder"] == embedder.name

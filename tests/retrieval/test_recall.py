@@ -12,7 +12,8 @@ from runner.prompts import Prompt, load_prompts
 from runner.retrieval.embedders import WordLlamaEmbedder
 from runner.retrieval.index import Index, IndexKey, open_index
 from runner.retrieval.passages import outline
-from runner.retrieval.search import Search, search
+from runner.retrieval.search import search
+from runner.strategy_config import Search
 
 FACTS = 20
 EMBEDDER = WordLlamaEmbedder()
